@@ -22,7 +22,7 @@ impl AlignedRange {
         Self { start, bytes }
     }
 
-    /// The offset of its first page in the file.
+    /// The offset in the file of the page where the range begins.
     #[must_use]
     pub fn page_start(self) -> u64 {
         self.start - self.start % PAGE_BYTES
@@ -35,7 +35,7 @@ impl AlignedRange {
         lead..lead + self.bytes
     }
 
-    /// Bytes of the pages that contain it.
+    /// Bytes of the pages that contain the range.
     #[must_use]
     pub fn page_span_bytes(self) -> usize {
         self.in_buffer().end.next_multiple_of(PAGE_BYTES as usize)
@@ -51,7 +51,8 @@ impl AlignedRange {
     }
 }
 
-/// Joins the parts of a buffer. `None` if an error lost a part, or another region of the memory is alive.
+/// Joins the parts of a buffer that [`AlignedRange::split`] made. `None` if an error lost a part, or another region of
+/// the memory is alive.
 #[must_use]
 pub fn join_buffer(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
     memory.and_then(|memory| memory.join(rest).ok()).and_then(|whole| whole.into_buffer().ok())
@@ -91,7 +92,7 @@ impl AlignedRead {
         self.pending.is_done()
     }
 
-    /// Waits for the read. Returns whether it is done.
+    /// Waits for the read, up to `timeout`. Returns whether it is done.
     #[must_use]
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
         self.pending.wait_timeout(timeout)
@@ -107,7 +108,7 @@ impl AlignedRead {
 /// Reads a byte range into new memory, and waits for it.
 ///
 /// # Errors
-/// As [`Engine::read`], and `Io` if there is no memory.
+/// As [`Engine::read`], the error of the read itself, and `Io` if there is no memory.
 pub fn read_range(engine: &Engine, file: &Arc<TensorFile>, range: &Range<u64>) -> Result<Region> {
     let Range { start, end } = AlignedRange::new(range.start, (range.end - range.start) as usize).in_buffer();
     let buffer = Buffer::zeroed(end);

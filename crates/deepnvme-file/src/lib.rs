@@ -4,7 +4,8 @@
 //! - `stripe_set` is one logical file over several disks, with its manifest.
 //! - `replace` replaces a file, a set of files or a folder atomically, and cleans up after killed processes.
 //! - `aligned_range` reads byte ranges into buffers without a copy.
-//! - `reader` and `writer` are file streams. `open(path, "rb")` and `open(path, "wb")` are built on them.
+//! - `reader` and `writer` are file streams. `prefetch_window` is one buffer of a reader. Python's `open(path, "rb")`
+//!   and `open(path, "wb")` are built on them.
 //!
 //! ```
 //! use deepnvme_file::{FileReader, FileWriter, Target};
@@ -44,7 +45,7 @@ pub use replace::{Replacement, Temporary};
 pub use stripe_set::StripeSet;
 pub use writer::FileWriter;
 
-/// Size of one buffer of a reader or writer.
+/// Size of one buffer of a writer.
 pub const BUFFER_BYTES: usize = if cfg!(simulated) { 16 << 10 } else { 4 << 20 };
-/// Maximum number of buffers of a reader or writer.
+/// Maximum number of buffers of a writer. The windows of a reader have as much memory together.
 pub const BUFFERS: usize = 4;

@@ -50,7 +50,8 @@ impl<P: Into<PathBuf>> From<P> for Target {
 /// Opens a path or a stripe set. A path that ends in `.stripes.json` and refers to a file is a stripe set.
 ///
 /// # Errors
-/// The error of the kernel, with the path; `Unsupported` if direct I/O is required and not available.
+/// As [`TensorFile::open`]. For a stripe set also the errors of its manifest, `InvalidInput` if it was written over
+/// another number of parts, and `Busy` if it is replaced again and again.
 pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<TensorFile>> {
     match target {
         Target::Path(path) if is_manifest(path) => open_manifest(path, options),
@@ -93,8 +94,8 @@ fn open_manifest(manifest: &Path, options: OpenOptions) -> Result<Arc<TensorFile
     open_listed(manifest, options, || Ok((StripeSet::from_manifest(manifest)?, true)))
 }
 
-/// Opens the parts of the set that `list` returns, with whether a manifest lists them. If a listed part is missing, the
-/// set may have been replaced after the manifest was read. The manifest is then read again.
+/// Opens the parts of a set. `list` returns the set, and whether a manifest lists its parts. If a listed part is
+/// missing, the set may have been replaced after the manifest was read. The manifest is then read again.
 fn open_listed(
     manifest: &Path,
     options: OpenOptions,

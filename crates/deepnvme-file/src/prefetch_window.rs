@@ -36,12 +36,12 @@ impl Window {
         (self.offset..self.end()).contains(&offset)
     }
 
-    /// Returns whether it came from the page cache. The disk is then idle anyway.
+    /// Returns whether the window came from the page cache. The disk is then idle anyway.
     pub(super) fn is_full(&self) -> bool {
         matches!(self.filling, Filling::Full(_))
     }
 
-    /// Cancels the read if it has not begun.
+    /// Cancels the part of the read that has not begun.
     pub(super) fn cancel(self) {
         if let Filling::InFlight(pending) = &self.filling {
             pending.cancel();
@@ -75,7 +75,7 @@ impl Held {
         self.offset + self.bytes as u64
     }
 
-    /// The bytes from `offset` on, or `None` if it is outside.
+    /// Returns the bytes from `offset` on, or `None` if `offset` is outside.
     pub(super) fn from(&self, offset: u64) -> Option<&[u8]> {
         let at = usize::try_from(offset.checked_sub(self.offset)?).ok()?;
         self.buffer.as_slice().get(at..self.bytes).filter(|bytes| !bytes.is_empty())

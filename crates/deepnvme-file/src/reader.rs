@@ -21,7 +21,7 @@ use deepnvme_io::{Error, ErrorKind, Result, fs};
 const FIRST_BYTES: usize = if cfg!(simulated) { 4 << 10 } else { 64 << 10 };
 /// Maximum size of a window.
 const WINDOW_BYTES_MAX: usize = if cfg!(simulated) { 8 << 10 } else { 2 << 20 };
-/// Maximum number of windows besides the current one. Together they are the memory limit of a stream.
+/// Maximum number of windows besides the current one. All together have at most the memory of a writer's buffers.
 const AHEAD_MAX: usize = BUFFERS * BUFFER_BYTES / WINDOW_BYTES_MAX - 1;
 /// Maximum size of a window from the page cache, so that it stays in the CPU cache.
 const CACHED_BYTES_MAX: usize = 256 << 10;
@@ -54,7 +54,8 @@ impl FileReader {
     /// Opens a file or stripe set and records its length.
     ///
     /// # Errors
-    /// The error of the kernel, with the path.
+    /// As [`open()`](crate::open()), and `Closed` in a forked child. `Unsupported` for a file with bytes but without a
+    /// size, as in `/proc`.
     pub fn open(engine: Arc<Engine>, target: &Target) -> Result<Self> {
         engine.check_process()?;
         let direct = engine.config().direct;
@@ -98,7 +99,7 @@ impl FileReader {
         self.gather(offset, wanted, None, &mut |at, bytes| out[at..at + bytes.len()].copy_from_slice(bytes))
     }
 
-    /// Like [`read_at`](Self::read_at), into memory of the engine's kind, of any layout.
+    /// Like [`read_at`](Self::read_at), into host memory of any layout.
     ///
     /// # Errors
     /// As [`read_at`](Self::read_at).
@@ -138,8 +139,9 @@ impl FileReader {
         true
     }
 
-    /// Starts a read of all of `target` from `offset`, bypassing the page cache. Bytes that a window already contains
-    /// are copied, and only the rest is returned. Also prefetches the header of a record that may follow.
+    /// Starts a read of all of `target` from `offset`, without a window. Bytes that a window already contains are
+    /// copied, and the transfer is for the rest. Also starts to read a small window after the range, for the header of
+    /// a record that may follow.
     ///
     /// # Errors
     /// As [`Engine::read`].
@@ -288,8 +290,8 @@ impl FileReader {
         self.may_use_cache && self.file.cached_pages(range).is_some_and(|(cached, asked)| mostly(cached, asked))
     }
 
-    /// Copies from the page cache on this thread. Returns the number of bytes. At the end of the file it is 0, and the
-    /// engine reports that.
+    /// Copies from the page cache on this thread. Returns the number of bytes. The number is 0 at the end of the file;
+    /// a read by the engine then reports the end.
     fn read_cached(&mut self, offset: u64, memory: &Region) -> Result<usize> {
         self.through_cache()?.read_through_cache(offset, memory)
     }

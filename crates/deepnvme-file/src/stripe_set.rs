@@ -16,7 +16,7 @@ use deepnvme_io::{Error, ErrorKind, Result, StripeLayout};
 pub const PARTS_MAX: usize = 4096;
 /// Smallest stripe. Every stripe size is a multiple of it, so that parts keep the alignment of the whole.
 pub const STRIPE_BYTES_MIN: u64 = 4096;
-/// Largest stripe. In a set of one row, each part contains the data of one process.
+/// Largest stripe. It is this large because each part may be one stripe that contains all data of one process.
 pub const STRIPE_BYTES_MAX: u64 = 1 << 44;
 /// Default stripe size: large enough for one op, small enough that a tensor uses every disk.
 pub const STRIPE_BYTES_DEFAULT: u64 = 1 << 20;
@@ -38,8 +38,8 @@ pub(crate) const RECORD_KEY: &str = "files";
 pub struct StripeSet {
     parts: Vec<PathBuf>,
     stripe_bytes: u64,
-    /// The manifest that lists the parts, if it lies elsewhere than next to the first part under its name. Parts that
-    /// were replaced have names of their own, but their manifest stays.
+    /// The manifest that lists the parts, if its path is not that of the first part plus the suffix. Parts that replace
+    /// others have new names, but their manifest keeps its name.
     manifest: Option<PathBuf>,
 }
 
@@ -61,7 +61,8 @@ impl StripeSet {
     /// Creates a set of part files, one per disk.
     ///
     /// # Errors
-    /// `InvalidInput` for no parts, more than [`PARTS_MAX`], a duplicate part, or a stripe size out of range.
+    /// `InvalidInput` for no parts, more than [`PARTS_MAX`], a duplicate part, a null byte in a name, or a stripe size
+    /// that is out of range or no multiple of [`STRIPE_BYTES_MIN`].
     pub fn new(parts: Vec<PathBuf>, stripe_bytes: u64) -> Result<Self> {
         if parts.is_empty() || parts.len() > PARTS_MAX {
             return Err(invalid(format!("a stripe set has 1 to {PARTS_MAX} parts, not {}", parts.len())));
@@ -118,7 +119,7 @@ impl StripeSet {
         self
     }
 
-    /// Whether the parts have the names that [`new`](Self::new) got, and not those of a replacement.
+    /// Whether the parts have the names that the caller gave, and not those of a replacement.
     pub(crate) fn is_named_by_caller(&self) -> bool {
         self.manifest.is_none()
     }

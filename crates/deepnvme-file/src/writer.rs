@@ -1,4 +1,4 @@
-//! A sequential writer. It copies the caller's bytes into one buffer while full buffers are being written.
+//! A sequential writer. It copies the caller's bytes into one buffer while other, full buffers are being written.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -15,12 +15,13 @@ use deepnvme_io::Transfer;
 use deepnvme_io::{Durability, WriteOptions};
 use deepnvme_io::{Error, ErrorKind, Result};
 
-/// First preallocation. It doubles up to [`AHEAD_BYTES_MAX`].
+/// First preallocation. Later ones double the file, by at most [`AHEAD_BYTES_MAX`].
 const AHEAD_BYTES_MIN: u64 = if cfg!(simulated) { 32 << 10 } else { 64 << 20 };
 /// Largest preallocation.
 const AHEAD_BYTES_MAX: u64 = if cfg!(simulated) { 128 << 10 } else { 4 << 30 };
 
-/// Writes a file from its start. The complete file gets its name on commit. Dropping the writer before leaves nothing.
+/// Writes a file from its start. The complete file gets its name on commit. Dropping the writer before the commit
+/// leaves nothing.
 #[derive(Debug)]
 pub struct FileWriter {
     // Fields drop in order: the requests in flight end before the temporary is removed.
@@ -39,7 +40,7 @@ pub struct FileWriter {
 }
 
 impl FileWriter {
-    /// Creates a private temporary next to the target.
+    /// Creates a writer with a private temporary next to the target.
     ///
     /// # Errors
     /// The error of the folder.
@@ -47,7 +48,7 @@ impl FileWriter {
         Self::replacing(engine, Replacement::new(target)?, durability)
     }
 
-    /// Writes the private files of a replacement.
+    /// Creates a writer of the private files of a replacement.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -86,8 +87,8 @@ impl FileWriter {
         })
     }
 
-    /// Like [`write`](Self::write), from memory of the engine's kind, of any layout, on the host or a GPU. GPU memory
-    /// is read after the work already queued on its stream.
+    /// Like [`write`](Self::write), from memory of any layout, on the host or a GPU. GPU memory is read after the work
+    /// that its stream has at the call.
     ///
     /// # Errors
     /// As [`write`](Self::write), and `Device` or `Unsupported` if copying from the GPU fails.
@@ -112,7 +113,7 @@ impl FileWriter {
         written.map(drop).inspect_err(|error| self.failed = Some(error.clone()))
     }
 
-    /// Submits the rest, and waits for all writes.
+    /// Submits the last, partly filled buffer, and waits for all writes.
     fn flush(&mut self) -> Result<()> {
         if let Some(buffer) = self.current.take() {
             self.submit(buffer)?;
@@ -153,7 +154,8 @@ impl FileWriter {
     /// Writes the rest, syncs as the durability requires, and gives the file its name.
     ///
     /// # Errors
-    /// The first failure. The old file is then intact, and the temporary is removed.
+    /// The first failure. The old file is then intact and the temporary is removed, unless only the sync after the
+    /// rename failed.
     pub fn commit(self) -> Result<()> {
         self.commit_unless(&AtomicBool::new(false))
     }
@@ -219,7 +221,7 @@ impl FileWriter {
         self.allocated_bytes = if self.file.set_len(target).is_ok() { target } else { u64::MAX };
     }
 
-    /// Waits for the oldest write.
+    /// Waits for the oldest write, and takes back its buffer.
     fn reclaim(&mut self) -> Result<()> {
         let Some((pending, memory)) = self.in_flight.pop_front() else {
             return Ok(());

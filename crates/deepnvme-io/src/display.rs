@@ -1,4 +1,5 @@
-//! Formats names and sizes for messages and tables. The output never moves a terminal's cursor, and no byte is lost.
+//! Formats names and sizes for messages and tables. The output never moves a terminal's cursor, and no byte of a name
+//! is lost.
 //!
 //! Names of files and tensors are untrusted. A control character could clear a screen or forge a line, and a character
 //! that reverses text could hide the end of a name.
@@ -9,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serializer;
 
-/// A name, with escapes for invalid UTF-8 and for invisible characters.
+/// A name, with escapes for invalid UTF-8 and for control characters ([`is_control`]).
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(&'a [u8]);
 
@@ -25,7 +26,8 @@ pub const fn text(text: &str) -> Escaped<'_> {
     Escaped(text.as_bytes())
 }
 
-/// Formats a size in the largest binary unit without a long fraction: `512 KiB`, `1.5 GiB`, `4097 bytes`.
+/// Formats a size in the largest binary unit in which it has whole quarters: `512 KiB`, `1.5 GiB`. Without one, rounds
+/// it to two decimals of the largest unit from MiB on, or gives the bytes: `2.00 GiB`, `4097 bytes`.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
@@ -42,7 +44,7 @@ pub fn bytes(bytes: u64) -> String {
     format!("{bytes} bytes")
 }
 
-/// Serialises a path: unchanged, or with escapes if it is not UTF-8.
+/// Serialises a path: unchanged, or as [`path`] formats it if it is not UTF-8.
 ///
 /// # Errors
 /// The errors of `serializer`.

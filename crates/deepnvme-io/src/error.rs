@@ -9,7 +9,7 @@ use crate::display;
 use crate::free_space::free_bytes;
 use crate::op::Errno;
 
-/// The result of every fallible call.
+/// The result of fallible calls.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The kind of failure, for programs to decide on.
@@ -17,7 +17,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum ErrorKind {
     /// No such file or folder.
     NotFound,
-    /// The file or folder denies access.
+    /// Access is denied: by a file, a folder, a read-only file system or a security policy.
     PermissionDenied,
     /// The file ended inside the requested range.
     UnexpectedEof,
@@ -25,19 +25,19 @@ pub enum ErrorKind {
     NoSpace,
     /// The caller's arguments contradict each other or are out of a documented range.
     InvalidInput,
-    /// This kernel, file system or build does not support it.
+    /// This kernel, file system, machine or build does not support it.
     Unsupported,
     /// Cancelled before completion.
     Cancelled,
     /// The engine is closed, or belongs to the process before a fork.
     Closed,
-    /// Too many requests are in flight.
+    /// Too many requests are queued, or another process holds or replaces a file again and again.
     Busy,
     /// A GPU or its driver reported an error.
     Device,
     /// A file that describes the layout of others is corrupt, or is a different kind of file.
     Corrupt,
-    /// Any other error of the kernel; see `errno`.
+    /// Any other error of the kernel (see `errno`), or a failure inside the engine.
     Io,
 }
 
@@ -208,7 +208,8 @@ impl Error {
         self.0.path.as_deref()
     }
 
-    /// Returns the byte offset in the file where it failed.
+    /// Returns the byte offset in the file where the call failed. For a range beyond the end of the file, the range's
+    /// start.
     #[must_use]
     pub fn offset(&self) -> Option<u64> {
         self.0.offset
@@ -220,7 +221,7 @@ impl Error {
         self.0.bytes_done
     }
 
-    /// Returns the kernel's error number.
+    /// Returns the kernel's error number, if the kernel reported the error.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
         self.0.errno.map(Errno::raw_os_error)

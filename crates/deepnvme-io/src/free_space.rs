@@ -1,4 +1,4 @@
-//! The free space near a path, for errors of full disks. `fs` cannot have it: its own errors need it.
+//! The free space near a path, for errors of full disks. `fs` uses `error`, and `error` uses this, so it is in neither.
 
 use std::path::Path;
 

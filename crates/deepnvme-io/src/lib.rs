@@ -1,8 +1,8 @@
 //! The deepnvme engine: moves any byte range between a file and any memory, at the speed of the device.
 //!
 //! The path of a request: `engine` plans it, and `split` divides its ranges into blocks. `request` has the queue from
-//! which workers take the blocks, and the `Transfer` by which the caller waits. Each `worker` moves blocks through its own
-//! `backend`, and handles their completions. `gpu` copies from and to GPUs.
+//! which workers take the blocks, and the `Transfer` by which the caller waits. Each `worker` moves blocks through its
+//! own `backend`, and handles their completions. `gpu` copies from and to GPUs.
 //!
 //! ```
 //! use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions};

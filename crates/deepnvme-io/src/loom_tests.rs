@@ -1,7 +1,7 @@
-//! Checks every interleaving of a request's completion. Covers work items on workers, cancellation from another thread,
-//! lost workers, an engine that closes during a submission, callers that run requests themselves, and requests that wait
-//! for streams. Uses the real queue, requests, work items, oneshot and wait list, with requests that move nothing:
-//! `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
+//! Checks the interleavings of a request's completion, with at most [`PREEMPTIONS_MAX`] preemptions. Covers work items
+//! on workers, cancellation from another thread, lost workers, an engine that closes during a submission, callers that
+//! run requests themselves, and requests that wait for streams. Uses the real queue, requests, work items, oneshot and
+//! wait list, with requests that move nothing: `RUSTFLAGS="--cfg loom" cargo test -p deepnvme-io --lib loom_`
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
 use crate::stripe_layout::StripeLayout;
 use crate::trace::Recorder;
 
-/// Maximum voluntary thread switches. Three find the known kinds of races.
+/// Maximum preemptions: thread switches at a point where the thread could go on. Three find the known kinds of races.
 const PREEMPTIONS_MAX: usize = 3;
 
 fn model(check: impl Fn() + Sync + Send + 'static) {

@@ -2,13 +2,13 @@
 //!
 //! `4GB` is 4 x 10^9 bytes and `4GiB` is 4 x 2^30, as everywhere. A bare letter (`4G`) is binary, as in fio and dd.
 
-/// Most bytes of a file or of memory.
+/// Maximum bytes of a file or of memory.
 pub const SIZE_MAX: u64 = i64::MAX as u64;
 /// The accepted forms, for messages.
 pub const SIZE_FORMS: &str = "a size such as '4GB' (4 x 10^9 bytes), '512MiB' (512 x 2^20) or '64K' (64 x 2^10)";
-/// Letters of units, from the first power.
+/// Letters of units, in ascending powers from 1 on.
 const LETTERS: &str = "kmgtp";
-/// Most digits after the point, so that the computation fits 128 bits.
+/// Maximum digits after the point, so that the computation fits 128 bits.
 const FRACTION_DIGITS_MAX: usize = 18;
 
 /// Parses a size: `4096`, `64K`, `1.5GB`, `512 MiB`, in either case. Parts of a byte are dropped.

@@ -8,11 +8,11 @@ use crate::op::Errno;
 const REMEDY: &str = "raise the limit on threads (`ulimit -u`, or `pids.max` of the container) or on memory (`ulimit -v`), \
                       or lower `workers`";
 
-/// Starts a thread with the `Builder` that `spawn` calls, scoped or not. A failure is an error. It never panics or
-/// aborts.
+/// Starts a thread with the `Builder` that `spawn` calls, scoped or not. A failure is an error, not a panic or an
+/// abort.
 ///
 /// # Errors
-/// `EAGAIN` or `ENOMEM`, with the remedy.
+/// The kernel's error, usually `EAGAIN` or `ENOMEM`, with the remedy.
 pub fn start_thread<T>(spawn: impl FnOnce() -> io::Result<T>) -> Result<T> {
     deepnvme_mem::check_thread_memory(1).and_then(|()| spawn()).map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::AGAIN);

@@ -27,7 +27,7 @@ macro_rules! counters {
             pub backend: BackendKind,
             /// Whether the bounce pool is pinned, and if not, why. `None` until a transfer needs it.
             pub pool_lock: Option<deepnvme_mem::LockState>,
-            /// Bytes of bounce buffers that the engine holds now.
+            /// Bytes of bounce buffers that the engine has allocated.
             pub pool_bytes: u64,
             /// Latency of the blocks, from submission to completion.
             pub latency: LatencySummary,
@@ -75,9 +75,9 @@ counters! {
     requests_failed,
     /// Ops submitted to the backend, including resubmissions.
     ops,
-    /// Bytes read from files.
+    /// Requested bytes that were read from files.
     bytes_read,
-    /// Bytes written to files.
+    /// Requested bytes that were written to files.
     bytes_written,
     /// Bytes read and written past the page cache, directly from or to the caller's memory.
     bytes_direct,
@@ -85,13 +85,13 @@ counters! {
     bytes_bounced,
     /// Bytes read and written through the page cache.
     bytes_buffered,
-    /// Ops that were interrupted or temporarily refused (EINTR, EAGAIN), and submitted again.
+    /// Ops that were interrupted, were temporarily refused (EINTR, EAGAIN) or moved nothing, and were submitted again.
     retries,
     /// Ops that moved less than requested, and were continued.
     short_transfers,
     /// Syncs of files and folders.
     syncs,
-    /// Copies between bounce buffers and GPUs.
+    /// Copies between bounce buffers and GPUs that were started.
     gpu_copies,
     /// Bytes copied to GPUs.
     bytes_to_gpu,
@@ -99,7 +99,7 @@ counters! {
     bytes_from_gpu,
     /// Bytes read and written between disk and GPU by cuFile.
     bytes_gds,
-    /// Bytes of these from and to memory registered with cuFile.
+    /// Bytes of `bytes_gds` from and to memory registered with cuFile.
     bytes_gds_pinned,
     /// Submissions of several transfers to cuFile (its batch API). All others are blocking calls.
     gds_batches,
@@ -219,7 +219,7 @@ impl WorkerStats {
     }
 }
 
-/// Returns the latency histogram of all workers, in ascending order. Latencies are rounded up to two digits.
+/// Returns the latency histogram of all workers: latencies, rounded up to two digits, and counts, in ascending order.
 pub(crate) fn latencies_us<'a>(workers: impl Iterator<Item = &'a WorkerStats>) -> Vec<(u64, u64)> {
     let all = all_latencies(workers);
     let steps = all.iter().flat_map(Histogram::iter_recorded);

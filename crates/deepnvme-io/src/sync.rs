@@ -1,5 +1,5 @@
-//! Locks, atomics, threads and clocks that `loom` or the simulation can replace. A panic does not poison the locks,
-//! since every critical section leaves its state consistent.
+//! Locks, atomics, threads and clocks. The simulation replaces all of them, and `loom` most. The functions here ignore
+//! poison, since every critical section leaves its state consistent.
 
 use std::time::Duration;
 

@@ -9,7 +9,7 @@ use crate::lock::LockState;
 use crate::region::Region;
 use crate::region_mut::RegionMut;
 
-/// Memory that is divided into ranges of any size, pinned if the kernel allows it.
+/// Memory that is divided into ranges of any size.
 ///
 /// Unlike a [`Pool`](crate::Pool), an arena does not track which ranges are in use. Its owner decides, and may create
 /// any number of regions of a range. The owner must keep the rule of [`RegionMut`] about concurrent copies. The
@@ -40,10 +40,10 @@ impl Arena {
         Ok(Self { whole: buffer.into_region(), lock_state })
     }
 
-    /// Replaces the memory by one that `wrap` makes from it: the same bytes with another owner.
+    /// Replaces the memory by the region that `wrap` makes from it: the same bytes with another owner.
     ///
     /// # Panics
-    /// If it returns other bytes.
+    /// If `wrap` returns other bytes.
     #[must_use]
     pub fn wrapped(self, wrap: impl FnOnce(RegionMut) -> RegionMut) -> Self {
         let before = (self.whole.addr(), self.whole.len());

@@ -11,8 +11,9 @@ use crate::{Alignment, numa};
 
 /// Zeroed memory of a fixed length that starts on a page. It is unmapped when dropped.
 ///
-/// From 2 MiB on, it starts on a huge-page boundary and the kernel is asked for huge pages. Untouched pages cost no
-/// memory. An empty buffer has an address as well.
+/// From 2 MiB on, it starts on a huge-page boundary and the kernel is asked for huge pages. For buffers of
+/// [`zeroed_each`](Self::zeroed_each), that holds for all of them together. Untouched pages cost no memory. An empty
+/// buffer has an address as well.
 ///
 /// ```
 /// use deepnvme_mem::Buffer;
@@ -44,8 +45,9 @@ impl Buffer {
         Ok(Self { mapping: mapping.map(Arc::new), at: 0, len, lock_state: LockState::NotRequested, huge_advised })
     }
 
-    /// Allocates buffers of these lengths in one mapping. A process may have some ten thousand mappings, and may need
-    /// more buffers. Each buffer starts on a page. The mapping is freed with the last of them.
+    /// Allocates buffers of these lengths in one mapping. The kernel bounds the mappings of a process (65,530 by
+    /// default), and a process may need more buffers. Each buffer starts on a page. The mapping is freed with the last
+    /// of them.
     ///
     /// ```
     /// let buffers = deepnvme_mem::Buffer::zeroed_each(&[10_000, 1])?;
@@ -54,7 +56,7 @@ impl Buffer {
     /// ```
     ///
     /// # Errors
-    /// `ENOMEM` if the address space has no room for all of them.
+    /// `ENOMEM` (or the kind `OutOfMemory`) if the address space has no room for all of them.
     pub fn zeroed_each(lens: &[usize]) -> io::Result<Vec<Self>> {
         let page_bytes = Alignment::PAGE.bytes() as usize;
         let mut begins = Vec::with_capacity(lens.len());

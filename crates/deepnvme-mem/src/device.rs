@@ -1,4 +1,4 @@
-//! Where memory lives: on the host or on a GPU, and the stream that its work is ordered by.
+//! Where memory lives: on the host or on a GPU, and the stream that orders the accesses to it.
 
 /// Where memory lives.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,10 +1,10 @@
 //! Detects values that a forked child inherited from its parent.
 //!
-//! A child has its parent's memory, but only the thread that called `fork`: worker threads are missing, locks may be held
-//! forever, and files on disk belong to the parent.
+//! A child has its parent's memory, but only the thread that called `fork`: worker threads are missing, locks may be
+//! held forever, and files on disk belong to the parent.
 //!
-//! Each operation asks which process it is in, and the system call would be a tenth of a small operation. So the answer
-//! is kept in a page that the kernel clears in a forked child (`MADV_WIPEONFORK`, since Linux 4.14).
+//! Each operation asks which process it is in, and the system call would take a tenth of the time of a small operation.
+//! So the answer is kept in a page that the kernel clears in a forked child (`MADV_WIPEONFORK`, since Linux 4.14).
 
 use std::process;
 use std::ptr;
@@ -39,8 +39,9 @@ impl CreatorProcess {
     }
 }
 
-/// A value that is not dropped in a forked child, such as the handle of a thread: to drop it detaches the thread, which
-/// the child does not have, and whose stack it may have given back. A pool of threads would wait for them.
+/// A value that is not dropped in a forked child, such as the handle of a thread. Dropping that would detach a thread
+/// that the child does not have, and whose stack the child may have freed. A pool of threads would wait for its
+/// threads.
 #[derive(Debug)]
 pub struct ParentOnly<T> {
     value: Option<T>,
@@ -94,7 +95,7 @@ pub fn process_id() -> u32 {
     }
 }
 
-/// Returns the page. It takes no lock, which a forked child might find held for ever.
+/// Returns the page. Takes no lock, since a forked child might find it held for ever.
 fn page() -> Option<&'static AtomicU32> {
     let no_page = (&raw const NO_PAGE).cast_mut();
     let mut found = PAGE.load(Ordering::Acquire);

@@ -28,11 +28,11 @@ const TRIAL_TIME_MIN: Duration = Duration::from_micros(500);
 
 /// The result of the last trial. It is used until the next one.
 static THP_IS_SLOW: AtomicBool = AtomicBool::new(false);
-/// Bytes requested since the last trial. The first request runs one.
+/// Bytes requested since the last trial. The first request of [`TRIAL_REGION_BYTES_MIN`] or more runs one.
 static BYTES_SINCE_TRIAL: AtomicUsize = AtomicUsize::new(TRIAL_INTERVAL_BYTES);
 
-/// Requests huge pages for the whole huge pages inside the range, unless they are slow. Returns whether the kernel
-/// accepted.
+/// Requests huge pages for the whole huge pages inside the range, unless huge pages are slow. Returns whether the
+/// kernel accepted. The caller keeps the memory alive.
 pub(crate) fn advise_huge_inside(start: *mut u8, len: usize) -> bool {
     let head_bytes = start.align_offset(Alignment::HUGE.bytes() as usize);
     let inside_bytes = Alignment::HUGE.floor(len.saturating_sub(head_bytes) as u64) as usize;
@@ -61,7 +61,8 @@ fn thp_is_slow(huge: Duration, small: Duration) -> bool {
 }
 
 /// Measures how long the kernel takes to populate the start of the memory: one huge page, then as many bytes of small
-/// pages. Returns `None` if the kernel cannot populate it (before Linux 5.14, or not for such memory).
+/// pages. Returns the times in this order. Returns `None` if the kernel cannot populate it (before Linux 5.14, or not
+/// for such memory).
 fn time_both_page_sizes(start: *mut u8) -> Option<(Duration, Duration)> {
     let huge = time_populate(start, Advice::LinuxHugepage)?;
     let small = time_populate(start.wrapping_add(TRIAL_BYTES), Advice::LinuxNoHugepage)?;
@@ -76,7 +77,7 @@ fn time_populate(start: *mut u8, pages: Advice) -> Option<Duration> {
 }
 
 fn advise(start: *mut u8, len: usize, advice: Advice) -> Option<()> {
-    // SAFETY: the owner keeps the memory alive, and none of this advice changes a byte of it.
+    // SAFETY: the caller of `advise_huge_inside` keeps the memory alive, and none of this advice changes a byte of it.
     unsafe { madvise(start.cast(), len, advice) }.ok()
 }
 

@@ -1,20 +1,22 @@
 //! Memory that outlives the I/O in flight on it: aligned buffers, pinned pools, regions.
 //!
-//! This crate is one of the few places in `deepnvme` with `unsafe` code. The crates above move bytes through its safe
-//! interface and never handle a pointer.
+//! This crate is one of the few places in `deepnvme` with `unsafe` code. The crates above copy the bytes of host memory
+//! through its safe interface.
 //!
 //! - [`Alignment`] and [`PAGE_BYTES`]: powers of two, checked by their type.
 //! - [`Buffer`]: zeroed, page-aligned memory with one owner. [`Buffer::locked`] requests pinned memory, and
 //!   [`LockState`] is the outcome.
-//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive. They
-//!   never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
+//! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive.
+//!   They never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
 //! - [`Strided`]: the layout of a strided tensor. [`Rows`] are the pieces of memory that it leads to.
-//! - [`Reserved`]: a reserved address range, of which few pages have memory.
+//! - [`Reserved`]: a reserved address range, of which only the written pages have memory.
 //! - [`Arena`]: one piece of memory that its owner divides freely.
 //! - [`Pool`] and [`Slot`]: an arena divided into equal slots that return themselves when dropped.
 //! - [`prefetch()`]: a prefetch of one cache line.
+//! - [`first_shared()`]: finds tensors ([`TensorPlace`]) that share bytes.
+//! - [`check_memory()`], [`check_thread_memory()`] and [`exceeds_available()`]: whether there is room for more.
 //! - [`dlpack`]: tensors exchanged with other libraries without copies.
-//! - [`CreatorProcess`]: detects that a value was inherited by a fork.
+//! - [`CreatorProcess`], [`ParentOnly`] and [`process_id()`]: detect that a value was inherited by a fork.
 //! - [`sync`]: locks that ignore poison.
 //!
 //! # Model checking
@@ -22,7 +24,8 @@
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test -p deepnvme-mem --release --lib loom_
 //! ```
-//! miri (a component of the nightly toolchain) checks the unsafe code, except `lock.rs`, which calls the kernel:
+//! miri (a component of the nightly toolchain) checks the unsafe code, except for system calls that it lacks, as those
+//! of `lock.rs`, `numa.rs` and `huge.rs`:
 //! ```sh
 //! export MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-permissive-provenance" PROPTEST_CASES=4
 //! cargo +nightly miri test -p deepnvme-mem --test dlpack --test pool --test region --test strided

@@ -21,7 +21,7 @@ pub enum LockState {
     NotRequested,
 }
 
-/// The share of the available RAM that may be locked at once. Root has no limit, so that locking everything would
+/// Percent of the available RAM that may be locked at once. The kernel does not limit root, so locking everything would
 /// invoke the OOM killer.
 const AVAILABLE_PERCENT_MAX: u64 = 90;
 

@@ -16,9 +16,9 @@ pub(crate) struct Mapping {
     mapped_bytes: usize,
 }
 
-// SAFETY: a mapping belongs to the process, and this value is its only owner.
+// SAFETY: a mapping belongs to the process, not to a thread, and this value is its only owner.
 unsafe impl Send for Mapping {}
-// SAFETY: shared access returns the address and passes advice to the kernel.
+// SAFETY: shared access returns the address and passes advice to the kernel, which any thread may do.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -70,15 +70,16 @@ impl Mapping {
         unsafe { madvise(self.start.as_ptr().cast(), self.mapped_bytes, advice) }.is_ok()
     }
 
-    /// Frees the whole pages inside a range, which then read as zeros.
+    /// Frees the whole pages inside a range. They then read as zeros. Does nothing if the range ends beyond the
+    /// mapping.
     pub(crate) fn discard(&self, range: Range<usize>) {
         let page_bytes = rustix::param::page_size();
         let (from, to) = (range.start.next_multiple_of(page_bytes), range.end / page_bytes * page_bytes);
         if from >= to || to > self.mapped_bytes {
             return;
         }
-        // SAFETY: the pages are inside this private anonymous mapping, and no reference to its bytes exists. Readers
-        // find zeros.
+        // SAFETY: the pages are inside this private anonymous mapping. Only `Reserved` calls this, and never creates a
+        // reference to its bytes. Readers find zeros.
         let discarded = unsafe { madvise(self.start.as_ptr().add(from).cast(), to - from, Advice::LinuxDontNeed) };
         debug_assert!(discarded.is_ok(), "discarding unlocked pages does not fail: {discarded:?}");
     }
@@ -143,7 +144,7 @@ impl Drop for Mapping {
     }
 }
 
-/// The stack of a thread, and more than it allocates before its work begins.
+/// Bytes of address space for a thread: its stack, and more than it allocates before its work begins.
 const THREAD_BYTES: usize = 4 << 20;
 
 /// Checks that the address space has room for `threads` more threads.

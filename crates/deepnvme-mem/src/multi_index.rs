@@ -16,7 +16,7 @@ impl Dim {
     }
 }
 
-/// An index for each dimension, and the byte offset of that item. The last dimension varies fastest.
+/// An index for each dimension, and the byte offset of the item at these indices. The last dimension varies fastest.
 pub(crate) struct MultiIndex<'a> {
     dims: &'a [Dim],
     at: [usize; DIMS_MAX],

@@ -1,12 +1,13 @@
 //! Copies with non-temporal stores, which bypass the caches.
 //!
 //! Memory that is read much later should not be cached: it evicts other data, and an ordinary store first reads the
-//! cache line that it overwrites. Non-temporal stores avoid both.
+//! cache line that it overwrites. Non-temporal stores avoid both. Processors without AVX copy as usual.
 
 /// Shorter copies use ordinary stores: the final fence costs as much as they save.
 const LEN_MIN: usize = 4096;
 
-/// Copies bytes that are not read soon. Other threads see them once they synchronise by a lock or an atomic.
+/// Copies bytes that are not read soon, past the caches if possible. Other threads see them once they synchronise by a
+/// lock or an atomic.
 ///
 /// # Safety
 /// `source` is valid for reads of `len` bytes and `target` for writes, and they do not overlap.

@@ -20,9 +20,9 @@ pub type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Bytes that others may change at any time, and their owner.
 ///
-/// All access is by copies through raw pointers, and no reference to a byte is created. This makes it sound to
-/// share between threads: the kernel, Python and other threads may change the bytes at any time, and a copy of
-/// changing bytes is unspecified.
+/// All access is by copies through raw pointers, and no reference to a byte is created. So threads may share this
+/// value: the kernel, Python and other threads may change the bytes at any time, and a copy of changing bytes is
+/// unspecified.
 #[derive(Clone)]
 pub(crate) struct RawMemory {
     start: *mut u8,
@@ -78,7 +78,8 @@ impl RawMemory {
         }
     }
 
-    /// The provenance is exposed, since callers turn the address into a pointer for the kernel.
+    /// Returns the address of the first byte. Its provenance is exposed, since callers turn the address into a pointer
+    /// for the kernel.
     pub(crate) fn addr(&self) -> usize {
         self.start.expose_provenance()
     }
@@ -110,7 +111,7 @@ impl RawMemory {
         part
     }
 
-    /// Joins with the next bytes if they are adjacent and have the same owner.
+    /// Joins with the next bytes if they are adjacent, on the same device, and have the same owner.
     pub(crate) fn join(&self, next: &Self) -> Option<Self> {
         let is_flat = self.is_contiguous() && next.is_contiguous() && self.device == next.device;
         let is_next = self.start.wrapping_add(self.len) == next.start && Arc::ptr_eq(&self.owner, &next.owner);
@@ -199,14 +200,14 @@ impl RawMemory {
         }
     }
 
-    /// Copies as [`copy_in`](Self::copy_in) with non-temporal stores. `source` must not overlap the raw.
+    /// Copies as [`copy_in`](Self::copy_in) with non-temporal stores. `source` must not overlap this memory.
     ///
     /// # Safety
     /// As [`copy_in`](Self::copy_in).
     pub(crate) unsafe fn copy_in_non_temporal(&self, to: usize, source: &[u8]) {
         self.assert_copyable(to, source.len());
-        // SAFETY: the range was checked, the owner keeps the memory valid, and it is writable, as the caller of
-        // this function ensures. A shared slice cannot overlap writable memory.
+        // SAFETY: the range was checked, the owner keeps the memory valid, and it is writable, as the caller of this
+        // function ensures. No reference to this memory is used, so the slice does not overlap it.
         unsafe {
             match &self.runs {
                 None => non_temporal::copy(source.as_ptr(), self.start.add(to), source.len()),

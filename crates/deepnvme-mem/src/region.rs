@@ -47,7 +47,7 @@ impl Region {
         Self { raw: RawMemory::strided(ptr, &strides, device, owner) }
     }
 
-    /// Turns a vector into a region without copying it.
+    /// Turns a vector into a region without copying it. A simulation copies it.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {
         Self { raw: from_vec(bytes) }
@@ -77,8 +77,8 @@ impl Region {
         self.raw.device()
     }
 
-    /// Returns the same GPU memory, read only after the work queued on `stream` so far. Default: the device's default
-    /// stream.
+    /// Returns the same GPU memory. Requests access it only after the work that `stream` has when they are submitted.
+    /// Default: the device's default stream.
     #[must_use]
     pub fn after(self, stream: StreamHandle) -> Self {
         Self { raw: self.raw.after(stream) }

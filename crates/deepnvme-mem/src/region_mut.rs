@@ -67,8 +67,8 @@ impl RegionMut {
         Self::of(from_vec(bytes))
     }
 
-    /// Returns the same GPU memory, written only after the work queued on `stream` so far. Default: the device's
-    /// default stream.
+    /// Returns the same GPU memory. Requests access it only after the work that `stream` has when they are submitted.
+    /// Default: the device's default stream.
     #[must_use]
     pub fn after(self, stream: StreamHandle) -> Self {
         Self::of(self.region.raw.after(stream))
@@ -81,8 +81,8 @@ impl RegionMut {
     }
 
     /// Requests huge pages for the parts that have no pages yet: filling fresh memory then costs one page fault per 2
-    /// MiB instead of 512. Changes no byte. Returns false if the kernel refuses, or if a trial on large memory found
-    /// small pages to be faster.
+    /// MiB instead of 512. Changes no byte. Returns false if the kernel refuses, the memory contains no whole huge page
+    /// of the host, or a trial on large memory found small pages to be faster.
     pub fn advise_huge(&self) -> bool {
         self.raw.advise_huge()
     }
@@ -99,7 +99,7 @@ impl RegionMut {
     /// Joins two adjacent regions of one owner: the inverse of [`split_at`](Self::split_at).
     ///
     /// # Errors
-    /// Returns both regions if they are not adjacent or have different owners.
+    /// Returns both regions if they are not adjacent, or have different owners or devices.
     pub fn join(self, next: Self) -> Result<Self, (Self, Self)> {
         match self.raw.join(&next.raw) {
             Some(joined) => Ok(Self::of(joined)),

@@ -1,4 +1,4 @@
-//! A reserved address range, of which few pages have memory at any time.
+//! A reserved address range, of which only the written pages have memory.
 
 use std::io;
 use std::ops::Range;
@@ -49,7 +49,8 @@ impl Reserved {
         Ok(Self { mapping: Arc::new(mapping), bytes, page_bytes })
     }
 
-    /// Returns the page size, counted from the first byte on: writing one byte may allocate a page.
+    /// Returns the page size that was requested. Pages count from the first byte on, and writing one byte may allocate
+    /// a page.
     #[must_use]
     pub fn page_bytes(&self) -> usize {
         self.page_bytes

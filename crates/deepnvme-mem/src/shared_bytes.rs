@@ -112,7 +112,8 @@ impl RunWalk {
         Self { address: lowest, run_bytes, dims }
     }
 
-    /// Goes to the next run. Each stride steps over the whole span of the smaller ones, so addresses only grow.
+    /// Goes to the next run, and returns false after the last one. Each stride steps over the whole span of the smaller
+    /// ones, so addresses only grow.
     fn advance(&mut self) -> bool {
         for (stride, count, at) in &mut self.dims {
             *at += 1;
@@ -135,7 +136,7 @@ mod tests {
 
     use super::*;
 
-    /// Returns the first two tensors that share a byte, by looking at each byte.
+    /// Returns whether any two elements share a byte, by looking at each byte.
     fn expected(places: &[TensorPlace]) -> bool {
         let mut owners: HashMap<usize, usize> = HashMap::new();
         places.iter().enumerate().any(|(owner, place)| {

@@ -10,6 +10,8 @@
 //! engine = { workers = 1 }     # both directions
 //! read = { workers = 4 }       # only for reading
 //! ```
+//!
+//! One table decides for a folder and a direction. A setting that this table omits has its built-in default.
 
 use std::path::{Path, PathBuf};
 
@@ -18,9 +20,9 @@ use serde::{Deserialize, Serialize};
 use deepnvme_io::op::Direction;
 use deepnvme_io::{Config, Error, ErrorKind, Result, fs};
 
-/// Most bytes of a file.
+/// Maximum bytes of a settings file.
 pub const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Most folders in a file.
+/// Maximum folders in a settings file.
 pub const FOLDERS_MAX: usize = 256;
 
 /// The contents of a settings file.
@@ -74,13 +76,14 @@ impl SettingsFile {
     /// Returns the text of a file that [`load`](Self::load) reads.
     ///
     /// # Errors
-    /// A path is not UTF-8.
+    /// A path is not UTF-8, or a number is too large for TOML.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|error| Error::invalid(format!("settings cannot be written: {error}")))
     }
 
-    /// Returns the settings for a folder and a direction: those of the deepest entry that contains the folder, for the direction
-    /// if it has any. Without an entry, returns those of `[engine]`.
+    /// Returns the settings for a folder and a direction: those of the deepest entry that contains the folder. In an
+    /// entry, the settings of the direction come before those for both directions. If neither exists, returns those of
+    /// `[engine]`.
     #[must_use]
     pub fn of(&self, folder: Option<&Path>, direction: Option<Direction>) -> &Config {
         let contains = |entry: &&FolderSettings| folder.is_some_and(|folder| folder.starts_with(&entry.path));

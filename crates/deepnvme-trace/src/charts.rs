@@ -15,7 +15,7 @@ const SPEED_HEIGHT: f64 = 150.0;
 const SPEED_PARTS: usize = 150;
 
 impl Svg {
-    /// GB/s of reads, writes and copies.
+    /// Draws the GB/s of reads, writes and copies.
     pub(crate) fn speed(&mut self, recorded: &Recorded) {
         let part_s = (self.range.1 - self.range.0) as f64 / SPEED_PARTS as f64 / 1e9;
         let mut lines = Vec::new();
@@ -61,7 +61,7 @@ impl Svg {
         self.y = bottom + GAP;
     }
 
-    /// Bytes of transfers in flight over time.
+    /// Draws the bytes of transfers in flight over time.
     pub(crate) fn level(&mut self, name: &str, recorded: &Recorded) {
         let transfers = recorded.events.iter().filter_map(|event| match &event.kind {
             EventKind::Op { bytes, .. } => Some((span(event), *bytes)),

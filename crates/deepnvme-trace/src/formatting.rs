@@ -1,6 +1,6 @@
 //! Formats times, bytes and counts for people. This module does no I/O.
 
-/// Rounds up to 1, 2 or 5 times a power of ten.
+/// Rounds up to 1, 2 or 5 times a power of ten, with a tolerance of a thousandth.
 pub(crate) fn nice_step(least: f64) -> f64 {
     let power = 10_f64.powf(least.max(1e-9).log10().floor());
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|step| *step >= least * 0.999).unwrap_or(power)
@@ -36,7 +36,7 @@ pub(crate) fn amount(bytes: u64) -> String {
     format!("{} {unit}", number(bytes as f64 / size))
 }
 
-/// Formats three digits, without trailing zeros.
+/// Formats a number with at most two decimals, and about three digits below 1000, without trailing zeros.
 pub(crate) fn number(value: f64) -> String {
     let digits = if value >= 100.0 {
         0

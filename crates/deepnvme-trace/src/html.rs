@@ -8,7 +8,8 @@ use super::formatting::{amount, counted, escape, number, time_text};
 use super::summary::{TraceSummary, summarise};
 use super::svg::svg;
 
-/// Colours that are distinct for colour-blind readers (Okabe and Ito), for light and dark mode.
+/// Colours for light and dark mode. Those of reads, writes and copies are, or resemble, colours of Okabe and Ito, which
+/// colour-blind readers can tell apart.
 const STYLE: &str = "
 :root{--paper:#fff;--ink:#1b1f27;--dim:#667085;--line:#e6e9ef;--card:#f6f7f9;--read:#0072b2;--write:#e69f00;--copy:#009e73;
 --request:#98a2b3;--failed:#d92d20;--a:#8c6bb1;--b:#cc79a7;--c:#56b4e9}

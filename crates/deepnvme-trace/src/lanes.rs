@@ -46,7 +46,8 @@ pub(crate) fn span(event: &TraceEvent) -> Span {
     (event.start_ns, event.end_ns)
 }
 
-/// The lanes of a recording: requests, workers, GPUs, and then user lanes in the order of their first event.
+/// The lanes of a recording: requests, callers and workers, GPUs, and then user lanes in the order of their first
+/// event.
 pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
     let mut lanes: Vec<(LaneKind, String, Vec<&TraceEvent>)> = Vec::new();
     for event in &recorded.events {

@@ -1,7 +1,8 @@
 //! Writes the recording of an engine to a file: `.json` for Perfetto, or `.html` as a self-contained page.
 //!
 //! `spans` is interval arithmetic, `lanes` groups events, `summary` adds them up. `chrome` and `html` format the file,
-//! the latter with `svg`, `charts` and `formatting`. All of these are pure; only [`write()`] writes a file.
+//! the latter with `svg`, `charts` and `formatting`. All of these are pure; only [`write()`] and [`check()`] touch
+//! files.
 #![forbid(unsafe_code)]
 
 use std::path::Path;

@@ -32,8 +32,8 @@ pub(crate) fn overlap(a: &[Span], b: &[Span]) -> u64 {
     sum
 }
 
-/// Assigns each interval to the first free row, so that intervals of one row do not overlap. They come in the order of
-/// their starts.
+/// Assigns each interval to the first free row, so that intervals of one row do not overlap. The intervals come in the
+/// order of their starts.
 pub(crate) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
     let mut free_from: Vec<u64> = Vec::new();
     let row = |(start, end): Span| {
@@ -67,7 +67,7 @@ pub(crate) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, 
     levels
 }
 
-/// Reduces levels to the highest of each of `count_max` equal intervals, and keeps the last one.
+/// Reduces levels to the highest of each of about `count_max` equal intervals, and keeps the last one.
 pub(crate) fn downsample(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64, u64)> {
     let (Some(first), Some(last)) = (levels.first().copied(), levels.last().copied()) else { return levels };
     if levels.len() <= count_max {
@@ -87,7 +87,8 @@ pub(crate) fn downsample(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64,
     kept
 }
 
-/// Divides `range` into equal parts and sums the amounts in each. An amount is spread evenly over its interval.
+/// Divides `range` into equal parts and sums the amounts in each. An amount is spread evenly over the part of its
+/// interval that lies in the range.
 pub(crate) fn distribute(range: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
     let mut summary = vec![0.0; parts];
     let width = (range.1.saturating_sub(range.0)) as f64 / parts as f64;

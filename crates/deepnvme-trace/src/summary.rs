@@ -7,16 +7,16 @@ use serde::Serialize;
 use super::lanes::{LaneKind, lanes, span};
 use super::spans::{overlap, total_ns, union};
 
-/// Sums over a recording. A busy time counts moments with at least one transfer or copy in flight.
+/// Sums over a recording. A busy time counts moments with at least one event of its kind in progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TraceSummary {
     /// Length of the recording in seconds.
     pub seconds: f64,
-    /// Completed requests.
+    /// Requests that have ended, successfully or not.
     pub requests: u64,
-    /// Completed transfers and syncs.
+    /// Transfers and syncs that have ended, successfully or not.
     pub transfers: u64,
-    /// Bytes read from files.
+    /// Bytes read from files, including bytes that were read only because of gaps or the disk's alignment.
     pub bytes_read: u64,
     /// Bytes written to files.
     pub bytes_written: u64,
@@ -28,15 +28,16 @@ pub struct TraceSummary {
     pub bytes_buffered: u64,
     /// Bytes read or written by cuFile.
     pub bytes_gds: u64,
-    /// Seconds with a transfer in flight.
+    /// Seconds with a transfer or sync in flight.
     pub disk_busy_s: f64,
-    /// Completed copies to and from GPUs.
+    /// Copies to and from GPUs that have ended, successfully or not.
     pub copies: u64,
     /// Bytes copied to and from GPUs.
     pub bytes_copied: u64,
     /// Seconds with a copy in flight.
     pub copies_busy_s: f64,
-    /// The share of `copies_busy_s` in which a transfer is in flight as well, from 0 to 1. `None` without copies.
+    /// The share of `copies_busy_s` in which a transfer or sync is in flight as well, from 0 to 1. `None` if no copy
+    /// took any time.
     pub copies_hidden: Option<f64>,
     /// The user lanes.
     pub lanes: Vec<LaneSummary>,
@@ -55,7 +56,7 @@ pub struct LaneSummary {
     pub spans: u64,
     /// Seconds with a span in progress.
     pub busy_s: f64,
-    /// The share of `busy_s` in which a transfer is in flight as well, from 0 to 1.
+    /// The share of `busy_s` in which a transfer or sync is in flight as well, from 0 to 1.
     pub beside_disk: f64,
 }
 

@@ -20,12 +20,12 @@ const ROW_HEIGHT: f64 = 8.0;
 /// Height of rows whose bars have readable names.
 const NAMED_ROW_HEIGHT: f64 = 20.0;
 pub(crate) const GAP: f64 = 14.0;
-/// Lanes with more rows or bars are drawn as the number of events in progress.
+/// A lane with more rows or bars than these is drawn as the number of events in progress.
 const ROWS_MAX: usize = 10;
 const BARS_MAX: usize = 1500;
-/// Points of a drawn level: two for each column of a large screen.
+/// Points of a drawn level: more than the drawing has columns.
 pub(crate) const POINTS_MAX: usize = 1600;
-/// Width of a letter in the names of bars.
+/// Mean width of a letter in the names of bars.
 const LETTER_WIDTH: f64 = 6.2;
 
 /// A drawing that grows downwards.

@@ -1,8 +1,8 @@
 //! A folder that gets its name when it is complete, and is removed otherwise.
 //!
-//! Its private name proves its identity, as that of a [`Temporary`](super::Temporary) does. Each file is listed before
-//! it is created. After a killed process, exactly the listed files are removed. A foreign file stays, and the folder
-//! with it. A stripe manifest is removed together with the files that it recorded as its own, wherever they lie.
+//! Its private name proves its identity, as the name of a [`Temporary`](super::Temporary) does. Each file is listed
+//! before it is created. After a killed process, exactly the listed files are removed. A foreign file stays, and the
+//! folder with it. A stripe manifest is removed together with the files that it recorded as its own, wherever they lie.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -21,7 +21,8 @@ const CONTENTS: &str = ".deepnvme-contents";
 /// Maximum size of a list.
 const CONTENTS_BYTES_MAX: u64 = 64 << 20;
 
-/// A new folder under a private name. Dropping it before [`commit`](Self::commit) removes it with its files.
+/// A new folder under a private name. Dropping it before [`commit`](Self::commit) removes the listed files, and the
+/// folder if nothing else is in it.
 #[derive(Debug)]
 pub struct PrivateFolder {
     target: PathBuf,
@@ -35,10 +36,11 @@ pub struct PrivateFolder {
 }
 
 impl PrivateFolder {
-    /// Creates a folder next to `target`, whose name it will get. First removes those of killed processes.
+    /// Creates a folder next to `target`, whose name it will get. First removes the folders of this name that killed
+    /// processes left.
     ///
     /// # Errors
-    /// The error of the parent folder, with the path.
+    /// The error of the parent folder, with the path. `InvalidInput` if the path names no folder.
     pub fn new(target: &Path) -> Result<Self> {
         const OPERATION: &str = "make a folder";
         let target = std::path::absolute(target).map_err(|error| Error::from_io(OPERATION, &error).at_path(target))?;
@@ -93,11 +95,11 @@ impl PrivateFolder {
         Ok(self.path.join(name))
     }
 
-    /// Gives the folder its final name. Only an empty folder may exist there: its permissions pass to the new one. The
+    /// Gives the folder its final name. Only an empty folder may exist there. Its permissions pass to the new one. The
     /// caller has synced the files in it.
     ///
     /// # Errors
-    /// The error of the file system. The folder is then removed, unless only a sync after the rename failed.
+    /// The error of the file system. The folder is then removed, unless only a step after the rename failed.
     pub fn commit(mut self) -> Result<()> {
         let refused = |errno| Error::os("rename", errno).at_path(&self.target);
         fs::sync_folder(&self.path)?;
@@ -146,7 +148,7 @@ pub fn remove_stale_folders(target: &Path) {
     }
 }
 
-/// Removes the listed files, the list and the folder.
+/// Removes the listed files. If nothing else is left, removes the list and the folder.
 fn empty(folder: &Path, contents: &OwnedFd) {
     let Ok(stat) = fs::stat_of(contents.as_fd()) else { return };
     if stat.kind != FileKind::File || stat.user != fs::user() {
@@ -161,7 +163,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
         if !is_inside(&name) || has_link(folder, &name) {
             continue;
         }
-        // Keep a manifest while any file elsewhere that it lists exists.
+        // Keep a manifest while it is needed to find files elsewhere that are its own.
         let is_manifest = name.as_os_str().as_bytes().ends_with(MANIFEST_SUFFIX.as_bytes());
         let path = folder.join(name);
         if is_manifest && !set::remove_stripes(&path) {

@@ -8,10 +8,10 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, Result};
 
 impl StripeSet {
-    /// Writes the manifest next to the first part unless one exists: first privately, then renamed.
+    /// Writes the manifest to its path unless one exists: first privately, then renamed.
     ///
     /// # Errors
-    /// The error of the folder, or `InvalidInput` if the manifest of another set exists.
+    /// The error of the folder or of an existing manifest, or `InvalidInput` if the manifest of another set exists.
     pub fn write_manifest(&self) -> Result<()> {
         let path = self.manifest_path();
         let mut file = self.private_manifest(&path)?;

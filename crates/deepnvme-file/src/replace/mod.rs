@@ -4,8 +4,8 @@
 //! - `set` replaces several files and the index that lists them.
 //! - `manifest` writes the manifest of a new stripe set.
 //! - `folder` is a folder that gets its name once it is complete.
-//! - `temporary` is a private file whose name proves its identity. The one rule for deletion: a stale file is removed
-//!   only if its name states its own inode and creation time, and no process holds its lock.
+//! - `temporary` is a private file whose name proves its identity. A temporary that another process left is removed
+//!   only if its name states its own inode and creation time, it belongs to this user, and no process holds its lock.
 
 mod folder;
 mod manifest;

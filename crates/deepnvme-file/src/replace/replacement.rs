@@ -22,7 +22,8 @@ pub const PART_MARK: &str = ".part-";
 /// Replaces a small file with these bytes, at once and durably. Follows a link as [`Replacement::new`] does.
 ///
 /// # Errors
-/// As [`Replacement::new`], and the error of a write, a sync or the rename. The old file is then intact.
+/// As [`Replacement::new`], and the error of a write, a sync or the rename. The old file is then intact, unless only
+/// the sync after the rename failed.
 pub fn replace_small(path: &Path, bytes: &[u8]) -> Result<()> {
     let replacement = Replacement::single(path)?;
     if let New::File(file) = &replacement.new {
@@ -31,7 +32,8 @@ pub fn replace_small(path: &Path, bytes: &[u8]) -> Result<()> {
     replacement.commit(true)
 }
 
-/// Refuses names that are taken: the caller named the parts, but not the manifest next to the first part.
+/// Refuses parts that are not regular files, and a manifest's name that another file has: the caller named the parts,
+/// but not the manifest next to the first part.
 fn check_names(set: &StripeSet) -> Result<()> {
     let refused = |path: &Path, detail: &str| {
         let detail = format!("{detail}; move it away, or name other parts");
@@ -108,7 +110,8 @@ impl Replacement {
         Self::listed(set, &set.manifest_path())
     }
 
-    /// Replaces a set whose manifest does not lie next to its first part. Such a set shares no names with any other.
+    /// Like [`new`](Self::new), for a set whose manifest may lie elsewhere than next to its first part. Does not check
+    /// names: such a set shares none with any other.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -158,7 +161,8 @@ impl Replacement {
         open(&self.temporary(), OpenOptions::to_fill(direct))
     }
 
-    /// Gives the private files the permissions of the target, or those that a new file there would get.
+    /// Gives the private file the permissions of the target, or those that a new file there would get. Does nothing for
+    /// a stripe set, whose files get theirs from the commit.
     ///
     /// # Errors
     /// The error of the kernel.
@@ -170,7 +174,7 @@ impl Replacement {
         }
     }
 
-    /// Leaves the private file to the caller, which has recorded its name. Removes the files of a stripe set, since
+    /// Leaves the private file to the caller, which has recorded its name. The files of a stripe set are removed, since
     /// nothing names them yet.
     pub fn keep(self) {
         if let New::File(file) = self.new {
@@ -182,7 +186,8 @@ impl Replacement {
     /// this returns. The names of a stripe set always are, since the old parts are removed.
     ///
     /// # Errors
-    /// The error of the rename or the sync; `InvalidInput` if the target is no longer a regular file.
+    /// The error of the rename or the sync; `InvalidInput` if the target has become a symbolic link, or is no longer a
+    /// regular file.
     pub fn commit(self, sync_folders: bool) -> Result<()> {
         let Self { target, new, most } = self;
         match new {

@@ -5,8 +5,8 @@
 //! ```text
 //! begin    an intent (a temporary of the index) lists the names of the members; create the members under private names
 //! write    the caller writes the members
-//! commit   an intent lists the identities of the members; rename them to their names; lock the index; write its text to
-//!          a new temporary; rename; sync; remove the old members and the intent
+//! commit   an intent lists the identities of the members; rename them to their names; lock the index; write its text
+//!          to a new temporary; rename; sync; remove the old members and the intent
 //! retire   lock the index; list its members in a temporary; remove the index; sync; remove the members and the list
 //! ```
 //!
@@ -15,11 +15,11 @@
 //!
 //! No file is found by searching a folder. A member is removed only in one of three cases: this object created it, a
 //! proven intent ([`Temporary`]) lists it, or the index recorded it as its own. The record states the identity of its
-//! index, so a copy or a foreign index owns nothing. An index with several names (hard links) owns its members under the
-//! name and in the folder that its record states. Intent and record also state the identity of each member, so a new
-//! file under a reused name stays. The record states its modification time as well, so that a member which somebody has
-//! written to stays. Members in the index's own folder are recorded by name only: the folder may be moved,
-//! or appear under another path in a container.
+//! index, so a copy or a foreign index owns nothing. An index with several names (hard links) owns its members under
+//! the name and in the folder that its record states. Intent and record also state the identity of each member, so a
+//! new file under a reused name stays. The record also states the modification time of each member, so that a member
+//! which somebody has written to stays. Members in the index's own folder are recorded by name only: the folder may be
+//! moved, or appear under another path in a container.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -43,7 +43,7 @@ use std::os::fd::AsFd;
 /// How often an index may change between open and lock.
 const RACES_MAX: usize = 1000;
 
-/// The start and end of a member's name. The token of the save goes between.
+/// The start and end of a member's name. The token of the save goes between them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
     /// The folder, and the start of the name.
@@ -74,8 +74,8 @@ impl SetReplacement {
     /// keys, in the JSON object of the index, where the record of its own files goes.
     ///
     /// # Errors
-    /// The error of a folder, with the path. For the index: as [`Replacement::new`](super::Replacement::new), and
-    /// `InvalidInput` for a symbolic link.
+    /// The error of a folder, with the path. `InvalidInput` if two members would get one name. For the index: as
+    /// [`Replacement::new`](super::Replacement::new), and `InvalidInput` for a symbolic link.
     pub fn begin(index: &Path, members: &[Member], record_at: &[&str]) -> Result<Self> {
         let index = index_path(index)?;
         let record_at: Vec<String> = record_at.iter().map(|key| (*key).to_owned()).collect();
@@ -113,7 +113,8 @@ impl SetReplacement {
         Ok(())
     }
 
-    /// Gives the members their names, with the permissions `mode`. They are listed with their identities before.
+    /// Gives the members their names, with the permissions `allowed`. First lists them with their identities in an
+    /// intent. Returns their metadata.
     fn place(&mut self, allowed: Permissions) -> Result<Vec<Stat>> {
         let stats = self.files.iter().map(|file| settle_member(file.path(), allowed)).collect::<Result<Vec<_>>>()?;
         let marks: Vec<String> = stats.iter().map(mark).collect();
@@ -157,9 +158,9 @@ impl SetReplacement {
     }
 
     /// Commits: the index becomes this JSON object, plus the record of its own files and a checksum. The caller has
-    /// synced the members' bytes as far as required. The members' names and the index are on disk when this returns. Then the
-    /// members that the old index recorded as its own are removed. Returns the other files that the old index listed:
-    /// they stay.
+    /// synced the members' bytes as far as required. The members' names and the index are on disk when this returns.
+    /// Then the members that the old index recorded as its own are removed. Returns the other files that the old index
+    /// listed: they stay.
     ///
     /// # Errors
     /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old
@@ -311,7 +312,7 @@ fn is_link(path: &Path) -> bool {
     fs::stat_link(path).is_ok_and(|stat| stat.kind == FileKind::Link)
 }
 
-/// Sets the final permissions of a member. Returns its identity.
+/// Sets the final permissions of a member. Returns its metadata.
 fn settle_member(path: &Path, allowed: Permissions) -> Result<Stat> {
     let refused = |errno| Error::os("open for writing", errno).at_path(path);
     let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;

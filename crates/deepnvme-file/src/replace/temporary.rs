@@ -1,9 +1,10 @@
 //! Private files that are removed unless kept. Their names prove their identity.
 //!
 //! A temporary is called `.{target}.deepnvme-tmp-{inode}-{born}-{random}`: its name states the file's inode and
-//! creation time. This tells a temporary from a copy, a planted name and any other file. A temporary is removed only if
-//! its name matches, no process holds its lock, and it belongs to this user. A writer locks its temporary (`flock`)
-//! before giving it that name. The kernel releases the lock when the process ends, for any reason.
+//! creation time. This tells a temporary from a copy, a planted name and any other file. A temporary that another
+//! process left is removed only if its name matches, it has no other name, no process holds its lock, and it belongs to
+//! this user. A writer locks its temporary (`flock`) before giving it that name. The kernel releases the lock when the
+//! process ends, for any reason.
 
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -23,7 +24,7 @@ pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";
 const UNPROVEN: &str = "new-";
 /// Bytes of the target's name that a temporary's name keeps, so that the whole stays within the usual limit of 255.
 const NAME_BYTES_MAX: usize = 180;
-/// Names to try before all being taken is an error.
+/// How many names to try. If all are taken, that is an error.
 const NAMES_MAX: usize = 64;
 
 /// A private file, removed when dropped unless it was kept.
@@ -38,7 +39,8 @@ pub struct Temporary {
 }
 
 impl Temporary {
-    /// Creates a new file, readable by its owner only, in the folder of `target`. It may replace `target` later.
+    /// Creates a new file in the folder of `target`, which only its owner may read and write. It may replace `target`
+    /// later.
     ///
     /// # Errors
     /// The error of the folder, with the path.
@@ -232,7 +234,7 @@ fn proven(prefix: &OsStr, stated: &str) -> Result<OsString, Errno> {
     Ok(name)
 }
 
-/// Returns whether this name, with this prefix, states this very file.
+/// Returns whether this name has this prefix and states this very file.
 fn is_proof(name: &OsStr, prefix: &OsStr, stat: &Stat) -> bool {
     let Some(rest) = name.as_bytes().strip_prefix(prefix.as_bytes()) else { return false };
     let stated = statement(stat);
@@ -326,8 +328,8 @@ pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, FileId)
     Err(Errno::EXIST)
 }
 
-/// Removes the temporaries of `target` that no running writer holds. Each must prove its identity by its name, belong
-/// to this user and be lockable. Any other file stays, whatever its name.
+/// Removes the temporaries of `target` that no running writer holds. Each must prove its identity by its name, have no
+/// other name, belong to this user and be lockable. Any other file stays, whatever its name.
 pub fn remove_stale(target: &Path) {
     remove_all_stale(target);
 }
@@ -363,7 +365,7 @@ pub(super) fn unlink_if(path: &Path, identity: FileId) -> bool {
     }
 }
 
-/// The permissions of the file at `target`, or those of a new file there, within `most`.
+/// The permissions of the file at `target`. If there is none, those of a new file there, within `most`.
 pub(super) fn permissions_of(target: &Path, most: Permissions) -> Result<Permissions, Errno> {
     match fs::stat(target) {
         Ok(old) => Ok(Permissions::of(&old, fs::access_list(target, ListKind::Access).as_deref())),
@@ -408,7 +410,8 @@ pub(super) fn release(file: Option<OwnedFd>) {
 /// own permission rules. If `path` does not exist, returns it unresolved.
 ///
 /// # Errors
-/// `NotFound` for a dangling link, `InvalidInput` for a device, a pipe or a socket, or the error of the kernel.
+/// `NotFound` for a dangling link. `InvalidInput` for a device, a pipe, a socket, a path without a file name, or a link
+/// to a file without a name. `ISDIR` for a folder. Other errors of the kernel.
 pub fn resolve(path: &Path) -> Result<PathBuf> {
     const OPERATION: &str = "open for writing";
     let refused = |errno| Error::os(OPERATION, errno).at_path(path);

@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-/// `cachestat`, since Linux 6.5. The number is the same on every architecture.
+/// `cachestat`, since Linux 6.5. The number is the same on x86-64, AArch64 and RISC-V.
 const SYS_CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -23,7 +23,7 @@ struct Cachestat {
     nr_recently_evicted: u64,
 }
 
-/// Returns the number of pages of a byte range in the page cache. `None` if the kernel does not report it: before Linux
+/// Returns how many pages of a byte range are in the page cache. `None` if the kernel does not report it: before Linux
 /// 6.5, in a sandbox, or for another user's files.
 pub(crate) fn cached_pages(fd: BorrowedFd<'_>, range: &Range<u64>) -> Option<u64> {
     if range.is_empty() {
@@ -31,7 +31,7 @@ pub(crate) fn cached_pages(fd: BorrowedFd<'_>, range: &Range<u64>) -> Option<u64
     }
     let mut range = CachestatRange { off: range.start, len: range.end - range.start };
     let mut found = Cachestat::default();
-    // SAFETY: both structs have the kernel's layout and live for the call.
+    // SAFETY: both structs have the kernel's layout and live for the call. The borrowed descriptor is open.
     let answer = unsafe { libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw mut range, &raw mut found, 0_u32) };
     (answer == 0).then_some(found.nr_cache)
 }

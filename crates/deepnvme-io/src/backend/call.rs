@@ -31,7 +31,8 @@ fn transfer(op: &Op) -> Result<usize, Errno> {
         .collect();
     let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off_t);
     let count = iovecs.len() as libc::c_int;
-    // SAFETY: the op keeps its file open and its memory alive. For a read, it has the right to change that memory.
+    // SAFETY: the op keeps its file open and its memory alive. The submitter of a read ensures that its memory is
+    // writable.
     let moved = unsafe {
         match op.kind {
             OpKind::Read => libc::preadv(fd, iovecs.as_ptr(), count, offset),

@@ -38,22 +38,23 @@ impl BackendKind {
 pub struct BackendSetup {
     /// Maximum ops in flight.
     pub queue_depth: u32,
-    /// Whether `submit` collects ops for the next `reap` or submits each to the kernel immediately.
+    /// Whether `submit` collects ops for the next `flush` or `reap`, or submits each to the kernel immediately.
     pub submit: SubmitMode,
     /// The worker that it serves, from 0.
     pub worker_index: u32,
 }
 
-/// Ends a blocking `reap` of another thread's backend. Cheap to clone, and harmless after the backend is dropped.
+/// Ends a blocking `reap` of another thread's backend. Harmless after the backend is dropped.
 pub trait Wake: Send + Sync {
     /// Makes the current or the next blocking `reap` return, with or without completions.
     fn wake(&self);
 }
 
-/// One thread's queue of file operations.
+/// A queue of file operations, used by one thread at a time.
 ///
 /// An op accepted by `submit` comes back from `reap` exactly once. Until then the backend owns it. Dropping the backend
-/// waits for every op in flight, or leaks their memory if it cannot. It is created, used and dropped on one thread.
+/// waits for every op in flight, or leaks their memory if it cannot wait. A worker creates, uses and drops its backend
+/// on one thread.
 pub trait Backend {
     /// Returns the implementation's kind.
     fn kind(&self) -> BackendKind;
@@ -64,10 +65,10 @@ pub trait Backend {
     /// Returns the number of accepted ops that are not yet reaped.
     fn in_flight(&self) -> u32;
 
-    /// Accepts the op, or returns it if `depth` ops are in flight.
+    /// Accepts the op, or returns it if `depth` ops are in flight or the queue has no room.
     fn submit(&mut self, op: Op) -> Submit;
 
-    /// Submits all collected ops to the kernel, without waiting.
+    /// Submits the collected ops, as many as the kernel accepts now, without waiting for completions.
     ///
     /// # Errors
     /// If the kernel refuses the queue itself. The failure of a single op is its completion's result.

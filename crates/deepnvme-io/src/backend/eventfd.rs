@@ -1,7 +1,7 @@
 //! The waker of backends that wait in the kernel: an eventfd that their queue polls.
 //!
 //! `pending` bounds two costs. Many wakes before the queue's thread runs cost one system call. The kernel never has
-//! more than one of its events, so wakes cannot flood a completion queue.
+//! more than one event of a waker, so wakes cannot flood a completion queue.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;

@@ -1,8 +1,9 @@
-//! Backends: one contract, and its three implementations on Linux.
+//! Backends: one contract, and its implementations on Linux.
 //!
 //! A backend is the queue of one thread. It does not split, retry or align; `worker` does. `contract` is the interface.
-//! `uring` and `aio` share a slab of ops (`op_slots`) and a waker (`eventfd`). `gds` adds cuFile to a
-//! backend.
+//! Workers use `uring`, `aio` or `threads`. `inline` serves callers that run small requests themselves. `uring` and
+//! `aio` share a slab of ops (`op_slots`) and a waker (`eventfd`). `threads` and `inline` perform an op with one system
+//! call (`call`). `gds` adds cuFile to a backend. `cachestat`, `clone` and `close` are single system calls.
 
 use crate::error::{Error, Result};
 
@@ -25,7 +26,7 @@ pub use contract::{Backend, BackendKind, BackendSetup, Wake};
 /// Opens a backend of the given kind, on the thread that will use it.
 ///
 /// # Errors
-/// The kernel's error. `InvalidInput` for kinds that only tests create.
+/// The error of the backend's `open`. `InvalidInput` for kinds that only tests create.
 pub fn open(kind: BackendKind, setup: &BackendSetup) -> Result<Box<dyn Backend>> {
     Ok(match kind {
         BackendKind::Uring => Box::new(uring::UringBackend::open(setup)?),

@@ -1,4 +1,4 @@
-//! The ops in a kernel queue, by slot number, with the memory that the kernel reads from their slots.
+//! The ops in a kernel queue, by slot number, with the iovecs that the kernel reads from their slots.
 
 use crate::op::{Completion, Errno, Op};
 
@@ -51,7 +51,7 @@ impl OpSlots {
     /// Inserts an op. Returns its slot number and its memory.
     ///
     /// # Panics
-    /// If it is full. The caller checks that.
+    /// If all slots are in use. The caller checks that.
     pub(super) fn insert(&mut self, op: Op) -> (u32, OpMemory) {
         assert!(!self.free.is_empty(), "no slot is free; check is_full first");
         let index = self.free.pop().unwrap_or_default();
@@ -78,7 +78,7 @@ impl OpSlots {
         self.slots.get(index as usize)?.op.as_ref()
     }
 
-    /// Returns the op of a slot, with the kernel's result (bytes, or a negative error number).
+    /// Takes the op out of a slot, with the kernel's result (bytes, or a negative error number).
     pub(super) fn complete(&mut self, index: u32, kernel_result: i64) -> Option<Completion> {
         let op = self.slots.get_mut(index as usize)?.op.take()?;
         self.free.push(index);

@@ -33,7 +33,7 @@ pub enum WindowMode {
     Drain,
 }
 
-/// Whether transfers bypass the page cache.
+/// Whether transfers bypass the page cache, or host memory for [`Config::gds`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DirectMode {
@@ -57,8 +57,9 @@ pub struct Config {
     /// Maximum ops in flight per worker. A slow device gets fewer: as many as complete in 200 ms, but at least 16. 1 to
     /// 4096, default 128.
     pub queue_depth: u32,
-    /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer are at most 512 KiB
-    /// ([`bounce_buffer_bytes`](Self::bounce_buffer_bytes)), so that the bounce buffers stay in the CPU's caches.
+    /// Largest op: a multiple of 4096, 4 KiB to 64 MiB, default 2 MiB. Ops through a bounce buffer or the page cache
+    /// are at most 512 KiB ([`bounce_buffer_bytes`](Self::bounce_buffer_bytes)), so that the bounce buffers stay in the
+    /// CPU's caches.
     pub block_bytes: u64,
     /// Default `Batch`.
     pub submit: SubmitMode,
@@ -69,12 +70,12 @@ pub struct Config {
     /// Whether GPU transfers bypass host memory with cuFile (GPUDirect Storage). Default `Disabled`.
     pub gds: DirectMode,
     /// Maximum bytes of the engine's bounce buffers. At least one bounce buffer per worker. `None` (default): 8 MiB per
-    /// worker, at most 256 MiB, plus 1 MiB for small calls.
+    /// worker, at most 256 MiB, plus 1.125 MiB for small requests that callers run themselves.
     pub pool_bytes: Option<u64>,
-    /// Page-lock the pool if `RLIMIT_MEMLOCK` allows it. Default true.
+    /// Pin the bounce buffers if `RLIMIT_MEMLOCK` allows it. Default true.
     pub lock_pool: bool,
-    /// Register the pool with the ring, so that the kernel need not look up its pages for every op. `io_uring` only.
-    /// Default true.
+    /// Register the bounce buffers with the ring, so that the kernel need not look up their pages for every op.
+    /// `io_uring` only. Default true.
     pub register_pool: bool,
 }
 
@@ -94,14 +95,14 @@ pub mod limits {
     pub const BOUNCE_BUFFER_BYTES_MAX: u64 = 512 << 10;
     /// Default bound of a worker's bounce buffers: sixteen of the largest, or more small ones.
     pub const POOL_BYTES_PER_WORKER: u64 = 8 << 20;
-    /// Default bound of all of them.
+    /// Default bound of the bounce buffers of all workers.
     pub const POOL_BYTES_DEFAULT_MAX: u64 = 256 << 20;
     /// Largest request that a waiting caller runs itself. Larger ones gain more from a deep queue than they lose by
     /// waking a worker.
     pub const INLINE_BYTES_MAX: u64 = 64 << 10;
-    /// Maximum concurrent callers that do so. Other requests go to the workers.
+    /// Maximum callers that run a request themselves at one time. Other requests go to the workers.
     pub const INLINE_CALLERS_MAX: u64 = 16;
-    /// Bounce buffer of one of them: its largest request, widened at both ends by the largest usual alignment.
+    /// Bounce buffer of such a caller: its largest request, widened at both ends by the largest usual alignment.
     pub const INLINE_BUFFER_BYTES: u64 = INLINE_BYTES_MAX + 2 * PAGE_BYTES;
 }
 
@@ -158,7 +159,8 @@ impl Config {
         self.block_bytes.min(limits::BOUNCE_BUFFER_BYTES_MAX)
     }
 
-    /// Returns the bounce buffers of one worker: its share of the bound, at most its queue depth.
+    /// Returns the number of bounce buffers of one worker: its share of the bound, from 1 to its queue depth. The
+    /// settings must be valid.
     #[must_use]
     pub fn bounce_buffers_per_worker(&self) -> u32 {
         let bound = match self.pool_bytes {
@@ -169,8 +171,8 @@ impl Config {
         buffers.clamp(1, u64::from(self.queue_depth)) as u32
     }
 
-    /// Returns the bounce buffers for small transfers that callers run themselves. None if a queue was chosen for every
-    /// transfer, and never at the cost of a worker's last bounce buffer.
+    /// Returns the number of bounce buffers for small requests that callers run themselves. 0 if the settings ask for
+    /// `io_uring` or AIO. They take at most a sixteenth of `pool_bytes`, and never a worker's last bounce buffer.
     pub(crate) fn inline_buffers(&self) -> u64 {
         if !matches!(self.backend, BackendChoice::Auto | BackendChoice::Threads) {
             return 0;
@@ -184,7 +186,7 @@ impl Config {
         (spare_bytes / limits::INLINE_BUFFER_BYTES).min(limits::INLINE_CALLERS_MAX)
     }
 
-    /// Returns the maximum bytes of bounce buffers that the engine ever holds.
+    /// Returns the maximum bytes of bounce buffers that the engine ever holds. The settings must be valid.
     #[must_use]
     pub fn pool_bound_bytes(&self) -> u64 {
         let buffers = u64::from(self.workers) * u64::from(self.bounce_buffers_per_worker());

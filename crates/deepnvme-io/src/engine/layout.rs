@@ -117,7 +117,8 @@ impl RequestPlanner {
         Ok(Planned { plan, files, file_ends, has_gpu_memory, starts_after, span })
     }
 
-    /// Returns whether cuFile may serve some of these files. Fails if cuFile is required and cannot serve all of them.
+    /// Returns whether cuFile may serve some of these files. Fails if cuFile is required and is known not to serve all
+    /// of them.
     fn has_gds(&self, files: &[Arc<TensorFile>]) -> Result<bool> {
         if self.config.gds == DirectMode::Disabled {
             return Ok(false);

@@ -30,7 +30,8 @@ use crate::sync::thread;
 use crate::trace::{Lane, Recorder, Recording, Tracer};
 use crate::worker::InlineExecutor;
 
-/// Moves bytes between files and memory. Threads may share it. Dropping it waits for the submitted requests.
+/// Moves bytes between files and memory. Threads may share it. Dropping it waits for the submitted requests, unless it
+/// was [made to drop in the background](Self::dropped_in_background).
 #[derive(Debug)]
 pub struct Engine {
     config: Config,
@@ -53,7 +54,8 @@ impl Engine {
     /// Starts the workers with the backend that the settings choose.
     ///
     /// # Errors
-    /// `InvalidInput` if a setting is out of range. `Unsupported` if the requested backend does not work here.
+    /// `InvalidInput` if a setting is out of range. `Unsupported` if the requested backend does not work here. The
+    /// errors of opening the backends and of starting threads.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         let probe = Probe::run();
@@ -67,7 +69,7 @@ impl Engine {
     /// Starts the workers with backends made by the caller.
     ///
     /// # Errors
-    /// `InvalidInput` if a setting is out of range, and the errors of the factory.
+    /// `InvalidInput` if a setting is out of range, and the errors of the factory and of starting threads.
     #[expect(clippy::needless_pass_by_value, reason = "every worker's thread keeps it")]
     pub fn with_backends(config: Config, factory: BackendFactory) -> Result<Self> {
         config.validate()?;
@@ -110,16 +112,17 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Makes dropping this engine return immediately. A separate thread finishes the submitted requests. Use it if the
-    /// engine may be dropped where waiting is not allowed.
+    /// Makes dropping this engine return immediately. A separate thread finishes the submitted requests, unless no
+    /// thread can be started. Use it if the engine may be dropped where waiting is not allowed.
     #[must_use]
     pub fn dropped_in_background(mut self) -> Self {
         self.drops_in_background = true;
         self
     }
 
-    /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when it returns. Concurrent
-    /// submissions fail with `Closed` from now on. Does nothing in a forked child.
+    /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when this returns.
+    /// Submissions fail with `Closed` once no request waits for a GPU stream any more, which takes 30 s at most. Does
+    /// nothing in a forked child.
     pub fn close(&self) {
         if !self.queue.is_forked() {
             self.threads.end();
@@ -171,22 +174,22 @@ impl Engine {
         sum
     }
 
-    /// Registers GPU memory with cuFile, if cuFile has the direct path. Transfers from and to this memory then need no
-    /// cuFile buffer on the GPU. Registration pays off for memory that is used many times. All registrations of a process
+    /// Registers GPU memory with cuFile, if cuFile is available. Transfers from and to this memory then need no cuFile
+    /// buffer on the GPU. Registration pays off for memory that is used many times. All registrations of a process
     /// share [`REGISTERED_BYTES_MAX`](crate::backend::gds::REGISTERED_BYTES_MAX) per GPU. When that is full, a new
     /// registration evicts the least recently used ones.
     ///
     /// # Errors
-    /// `InvalidInput` if the memory is on the host or not contiguous. `Unsupported` and `Device` if there is no such
-    /// GPU. A refusal by cuFile is not an error; see [`GpuRegistration::refusal`].
+    /// `InvalidInput` if the memory is on the host, not contiguous or empty. `Unsupported` and `Device` if there is no
+    /// such GPU. `Closed` in a forked child. A refusal by cuFile is not an error; see [`GpuRegistration::refusal`].
     pub fn register_gpu_memory(&self, memory: Region) -> Result<GpuRegistration> {
         self.check_process()?;
         self.gds.register_memory(memory)
     }
 
-    /// Returns the latency histogram of all blocks, from submission to completion: microseconds, rounded to two digits,
-    /// and the number of blocks, in ascending order. The counts only grow, so the difference of two calls is also a
-    /// histogram.
+    /// Returns the latency histogram of all blocks, from submission to completion. Each entry has a latency in
+    /// microseconds, rounded up to two digits, and the number of blocks, in ascending order. The counts only grow, so
+    /// the difference of two calls is also a histogram.
     #[must_use]
     pub fn latencies_us(&self) -> Vec<(u64, u64)> {
         stats::latencies_us(self.stats.iter().map(|worker| &**worker))
@@ -210,8 +213,10 @@ impl Engine {
     /// Reads `target.len()` bytes at `offset`. Returns immediately, whatever the size.
     ///
     /// # Errors
-    /// `InvalidInput` if the range ends beyond 2^63. `Unsupported` and `Device` if the GPU memory is not usable.
-    /// `Closed` in a forked child.
+    /// `InvalidInput` if the range ends at 2^63 or beyond, or the file's alignment does not fit the block size.
+    /// `Unsupported` and `Device` if the GPU memory is not usable, or cuFile is required and not available. `Busy` if
+    /// too many requests are queued. `Closed` after [`close`](Self::close) and in a forked child. Failures of the
+    /// transfer itself are its result.
     pub fn read(&self, file: &Arc<TensorFile>, offset: u64, target: RegionMut) -> Result<Transfer<RegionMut>> {
         Ok(self.try_read(file, offset, target)?)
     }
@@ -263,7 +268,8 @@ impl Engine {
     }
 
     /// Reads as [`read`](Self::read), for a caller that waits immediately. A small request runs on the calling thread
-    /// and is done on return, which saves two thread switches. Only the backends `Auto` and `Threads` do so.
+    /// and is done on return, which saves two thread switches. Only engines of [`new`](Self::new) with the backend
+    /// `Auto` or `Threads` do so.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -319,7 +325,7 @@ impl Engine {
         self.submit(self.planner.write(items, options)?)
     }
 
-    /// Waits until earlier writes to the file have this durability. Does nothing for `None`.
+    /// Waits until the writes to the file that have ended have this durability. Does nothing for `None`.
     ///
     /// # Errors
     /// As [`read`](Self::read), and the errors that the sync reports for earlier writes.
@@ -344,7 +350,7 @@ impl Engine {
         submitted.map_err(|error| Refused { error, memory: take_memory(&request) })
     }
 
-    /// Refuses calls in a process that was forked from the engine's.
+    /// Refuses calls in a process that was forked from the engine's process.
     ///
     /// # Errors
     /// `Closed`.
@@ -397,12 +403,12 @@ impl Drop for Engine {
     }
 }
 
-/// A refused request, and its memory.
+/// The refusal of a request, with its memory.
 #[derive(Debug)]
 pub struct Refused<T> {
     /// The reason.
     pub error: Error,
-    /// The memory of the request.
+    /// The memory of the request. `None` if an error lost it.
     pub memory: Option<T>,
 }
 

@@ -44,7 +44,8 @@ impl EngineThreads {
         Self { queue: Arc::clone(queue), wait_list: StreamWaitList::new(queue), workers: Mutex::default() }
     }
 
-    /// Waits until all requests and threads have ended. Concurrent calls wait equally long.
+    /// Waits for the requests that wait for GPU streams, then closes the queue, and waits until all requests and
+    /// threads have ended. Concurrent calls wait equally long.
     pub(super) fn end(&self) {
         self.wait_list.close();
         self.queue.close();

@@ -24,7 +24,7 @@ pub(super) enum Found {
     None(&'static str),
 }
 
-/// Returns the alignment that the kernel reports for a direct descriptor, or the result of small trial reads.
+/// Returns the alignment that the kernel reports for a direct descriptor, or else the result of small trial reads.
 pub(super) fn find(fd: BorrowedFd<'_>, stat: &Stat) -> Found {
     if let Some((memory, offset)) = stat.direct_alignment {
         return match (Alignment::new(memory.into()), Alignment::new(offset.into())) {

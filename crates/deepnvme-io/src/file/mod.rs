@@ -1,7 +1,7 @@
 //! An open file or stripe set, with a direct and a buffered descriptor per part.
 //!
-//! `open` opens a file by name, and `adopt` takes a descriptor. `part` has the two descriptors of one part. `alignment`
-//! finds the alignment for direct I/O.
+//! [`TensorFile::open`] opens a file by name, and [`TensorFile::from_fd`] duplicates a descriptor. `part` has the two
+//! descriptors of one part. `alignment` finds the alignment for direct I/O.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -65,8 +65,8 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Returns the options for an existing file that is to be written entirely. Its ragged end goes through the page
-    /// cache even if direct I/O is `Required`.
+    /// Returns the options for an existing file that is to be written entirely. `Required` becomes `Preferred`: the
+    /// ragged end of the file goes through the page cache.
     #[must_use]
     pub fn to_fill(direct: DirectMode) -> Self {
         let direct = match direct {
@@ -107,18 +107,19 @@ impl TensorFile {
     /// Opens a file.
     ///
     /// # Errors
-    /// The kernel's error, with the path. `Unsupported` if direct I/O is required and not available.
+    /// The kernel's error, with the path. `InvalidInput` if it is not a regular file or block device. `Unsupported` if
+    /// direct I/O is required and not available.
     pub fn open(path: &Path, options: OpenOptions) -> Result<Arc<Self>> {
         Self::open_parts(path, &[path.to_path_buf()], StripeLayout::SINGLE, options)
     }
 
-    /// Opens the parts of one logical file. Errors contain `path`.
+    /// Opens the parts of one logical file, in order. `path` names the whole file, for instance in errors.
     ///
     /// # Errors
-    /// As [`open`](Self::open).
+    /// As [`open`](Self::open), with the path of the part. `InvalidInput`, with `path`, if two parts are one file.
     ///
     /// # Panics
-    /// If the layout has a different number of parts.
+    /// If `layout` is for another number of parts.
     pub fn open_parts(path: &Path, parts: &[PathBuf], layout: StripeLayout, options: OpenOptions) -> Result<Arc<Self>> {
         assert_eq!(layout.parts, parts.len() as u64, "the layout has another number of parts");
         let parts = parts.iter().map(|part| Part::open(part, options)).collect::<Result<Vec<_>>>()?;
@@ -126,22 +127,27 @@ impl TensorFile {
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
-    /// Duplicates an open descriptor. The caller keeps and closes the original, which is unchanged.
+    /// Duplicates an open descriptor. The caller keeps and closes the original, which is unchanged. `path` is the name
+    /// of the file: errors state it, and a durable write syncs its folder. Without `path`, the kernel's name of the
+    /// file is used.
     ///
     /// # Errors
-    /// `InvalidInput` if it is not a regular file or block device, or not open for `access`.
+    /// `InvalidInput` if it is not a regular file or block device, or not open for `access`. `Unsupported` if direct
+    /// I/O is required and not available. The kernel's error, with the path.
     pub fn from_fd(fd: BorrowedFd<'_>, path: Option<&Path>, access: Access, direct: DirectMode) -> Result<Arc<Self>> {
         let part = Part::adopt(fd, path, access, direct)?;
         Ok(Arc::new(Self { path: part.path().to_path_buf(), parts: vec![part], layout: StripeLayout::SINGLE }))
     }
 
-    /// Duplicates the descriptors of one logical file's parts, as [`from_fd`](Self::from_fd). Errors contain `path`.
+    /// Duplicates the descriptors of one logical file's parts, each with its path, as [`from_fd`](Self::from_fd) does.
+    /// `path` names the whole file, for instance in errors.
     ///
     /// # Errors
-    /// As [`from_fd`](Self::from_fd).
+    /// As [`from_fd`](Self::from_fd), with the path of the part. `InvalidInput`, with `path`, if two parts are one
+    /// file.
     ///
     /// # Panics
-    /// If the layout has a different number of parts.
+    /// If `layout` is for another number of parts.
     pub fn from_part_fds(
         path: &Path,
         parts: &[(BorrowedFd<'_>, &Path)],
@@ -156,7 +162,7 @@ impl TensorFile {
         Ok(Arc::new(Self { path: path.to_path_buf(), parts, layout }))
     }
 
-    /// Returns the path for errors.
+    /// Returns the path of the file, or of the whole stripe set, by which it was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -172,7 +178,8 @@ impl TensorFile {
         Ok((part.descriptor(IoMode::Buffered)?, part.path(), at, self.layout.contiguous_bytes(offset)))
     }
 
-    /// Returns whether transfers bypass the page cache. For a stripe set, returns the first part that does not, if any.
+    /// Returns whether transfers bypass the page cache. For a stripe set, returns the state of the first part whose
+    /// transfers do not, if any.
     #[must_use]
     pub fn direct(&self) -> DirectState {
         let states = self.parts.iter().map(Part::direct_state);
@@ -218,7 +225,7 @@ impl TensorFile {
         self.parts.iter().map(Part::stat).collect()
     }
 
-    /// Returns who may use the file, or all parts of a stripe set.
+    /// Returns the permissions of the file, or those that all parts of a stripe set grant.
     ///
     /// # Errors
     /// The kernel's error.
@@ -238,7 +245,8 @@ impl TensorFile {
         Ok(self.len()? == 0)
     }
 
-    /// Sets the length: truncates a longer file, and allocates the missing bytes if the file system supports it.
+    /// Sets the length: truncates a longer file, and allocates the missing bytes of a shorter one. If the file system
+    /// cannot allocate, a shorter file keeps its length until it is written. A block device stays as it is.
     ///
     /// # Errors
     /// `NoSpace`, with the needed and free bytes, or another error.
@@ -278,8 +286,8 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Returns how many pages of a plain file's range are in the page cache, and its total pages. `None` for a stripe
-    /// set, or if the kernel does not report it.
+    /// Returns how many pages of a plain file's range are in the page cache, and how many pages the range has. `None`
+    /// for a stripe set or an empty range, or if the kernel does not report it.
     #[must_use]
     pub fn cached_pages(&self, range: &Range<u64>) -> Option<(u64, u64)> {
         let [part] = &self.parts[..] else { return None };
@@ -291,11 +299,12 @@ impl TensorFile {
         Some((cached_pages(part.any().as_fd(), range)?, pages))
     }
 
-    /// Reads through the page cache on the calling thread, with one system call. Returns the bytes read: fewer than
-    /// requested at the end of the file or of a stripe, and none beyond the end.
+    /// Reads through the page cache on the calling thread, with one system call, repeated if a signal interrupts it.
+    /// The memory must be contiguous, writable and on the host. Returns the bytes read: fewer than requested at the end
+    /// of the file or of a stripe, and none beyond the end.
     ///
     /// # Errors
-    /// The kernel's error, with path and offset.
+    /// The kernel's error, with the path of the part and the offset in it.
     pub fn read_through_cache(&self, offset: u64, memory: &Region) -> Result<usize> {
         let together = usize::try_from(self.layout.contiguous_bytes(offset)).unwrap_or(usize::MAX);
         let memory = memory.slice(0..memory.len().min(together));

@@ -1,4 +1,5 @@
-//! One part file. Its direct descriptor is opened at once, its buffered one on first use, or at once if there is no other.
+//! One part file. Its direct descriptor is opened at once. Its buffered descriptor is opened on first use, or at once
+//! if there is no direct one.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -26,7 +27,8 @@ pub(crate) struct Part {
     access: Access,
     /// Open for direct I/O, with its alignment.
     direct: Option<(Arc<OwnedFd>, FileAlignment)>,
-    /// Open through the page cache. Reopened from the direct one when an edge first needs it.
+    /// Open through the page cache. Opened from the direct descriptor when it is first needed, for instance by a ragged
+    /// edge.
     buffered: OnceLock<Arc<OwnedFd>>,
     requires_direct: bool,
     /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
@@ -176,7 +178,8 @@ impl Part {
         Ok(())
     }
 
-    /// Registers the file with cuFile, once. Returns the reason if cuFile refuses, or has refused a transfer.
+    /// Registers the file with cuFile, once. The error is the reason why cuFile refuses the file, or has refused a
+    /// transfer.
     pub(crate) fn check_gds(&self, gds: &Gds) -> Result<(), String> {
         if let Some(reason) = self.gds_refusal.get() {
             return Err(reason.clone());
@@ -219,7 +222,8 @@ impl Part {
         }
     }
 
-    /// Returns the descriptor for direct or buffered I/O. Opens the buffered one on first use.
+    /// Returns the descriptor for direct or buffered I/O. Without a direct descriptor, returns the buffered one, which
+    /// is opened on first use.
     pub(crate) fn descriptor(&self, mode: IoMode) -> Result<Arc<OwnedFd>> {
         if let (IoMode::Direct, Some((fd, _))) = (mode, &self.direct) {
             return Ok(Arc::clone(fd));
@@ -259,7 +263,7 @@ impl Part {
         self.stat().map(|stat| stat.bytes)
     }
 
-    /// Returns the folder with its name; `None` for files that are only read.
+    /// Returns the folder that contains the file's name; `None` for files that are only read.
     pub(crate) fn folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
@@ -319,8 +323,8 @@ impl Part {
         }
     }
 
-    /// Allocates the bytes that a write of `written_bytes` that ends at `end` adds to the part. A failed allocation is no
-    /// error: the write itself reports a full disk, with the bytes written so far.
+    /// Allocates the bytes that a write adds to a regular file. The write has `written_bytes` bytes and ends at `end`.
+    /// A failed allocation is no error: the write itself reports a full disk, with the bytes written so far.
     pub(super) fn allocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         let start = stat.bytes.max(end.saturating_sub(written_bytes));

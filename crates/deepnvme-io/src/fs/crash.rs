@@ -1,4 +1,4 @@
-//! Simulates a crash at a chosen step, for tests. After that, this thread changes nothing in the file system.
+//! Simulates a crash at a chosen step, for tests. After that, the changes that `kernel` counts fail on this thread.
 
 use std::cell::{Cell, RefCell};
 
@@ -9,7 +9,8 @@ thread_local! {
     static STEPS: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Runs `work` and stops it after `steps` changes to the file system. Returns the changes in order.
+/// Runs `work`, and fails each change to the file system after the first `steps`. Returns the result of `work`, and the
+/// changes that were made, in order.
 pub fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
     STEPS_LEFT.set(Some(steps));
     STEPS.with_borrow_mut(Vec::clear);
@@ -18,8 +19,8 @@ pub fn after<T>(steps: usize, work: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, STEPS.with_borrow_mut(std::mem::take))
 }
 
-/// Calls `run` with every number of steps to stop after, from zero on, until it returns true: the work was over before
-/// the stop. Returns that number.
+/// Calls `run` with every number of steps, from zero on, until it returns true: the work was over before the crash.
+/// Returns that number.
 pub fn at_each_step(mut run: impl FnMut(usize) -> bool) -> usize {
     let mut steps = 0;
     while !run(steps) {
@@ -28,7 +29,7 @@ pub fn at_each_step(mut run: impl FnMut(usize) -> bool) -> usize {
     steps
 }
 
-/// Announces one change.
+/// Counts one change. Fails with `EIO` after the crash.
 pub(super) fn step(what: &str, path: impl FnOnce() -> std::path::PathBuf) -> Result<(), Errno> {
     match STEPS_LEFT.get() {
         None => Ok(()),

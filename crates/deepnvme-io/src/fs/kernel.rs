@@ -188,7 +188,7 @@ pub fn stat_of(file: BorrowedFd<'_>) -> Result<Stat, Errno> {
     described(file, Path::new(""), AtFlags::EMPTY_PATH)
 }
 
-/// Locks an open file (`flock`). Waits until the lock is free.
+/// Locks an open file for exclusive use (`flock`). Waits until the lock is free.
 ///
 /// # Errors
 /// The kernel's error, for instance if the file system has no locks.
@@ -196,7 +196,7 @@ pub fn lock(file: BorrowedFd<'_>) -> Result<(), Errno> {
     repeat(|| calls::flock(file, FlockOperation::LockExclusive))
 }
 
-/// Locks an open file without waiting. Returns whether the lock was free.
+/// Locks an open file as [`lock`] does, but without waiting. Returns whether the lock was free.
 ///
 /// # Errors
 /// As [`lock`].
@@ -228,12 +228,13 @@ pub fn set_mode(file: BorrowedFd<'_>, mode: u32) -> Result<(), Errno> {
 /// Sets the group of a file.
 ///
 /// # Errors
-/// The kernel's error: the user is no member of the group.
+/// The kernel's error: `PERM` if the user is no member of the group.
 pub fn set_group(file: BorrowedFd<'_>, group: u32) -> Result<(), Errno> {
     calls::fchown(file, None, Some(calls::Gid::from_raw(group)))
 }
 
-/// Returns the access control list of a file, or the one that new files in a folder get.
+/// Returns the access control list of a file, or the one that new files in a folder get. `None` if there is none, or it
+/// cannot be read.
 #[must_use]
 pub fn access_list(path: &Path, kind: ListKind) -> Option<Vec<u8>> {
     let name = match kind {
@@ -256,7 +257,7 @@ pub fn truncate(file: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
     repeat(|| calls::ftruncate(file, bytes))
 }
 
-/// Allocates a range, and extends the file to its end.
+/// Allocates a range, and extends a shorter file to the end of the range.
 ///
 /// # Errors
 /// `OPNOTSUPP`, `NOSYS` or `INVAL` if the file system does not support it, `NOSPC`, or other errors of the kernel.
@@ -290,7 +291,7 @@ pub fn file_system(file: BorrowedFd<'_>) -> Result<u32, Errno> {
     Ok(calls::fstatfs(file)?.f_type as u32)
 }
 
-/// Returns the flags of a descriptor.
+/// Returns the status flags of a descriptor (`F_GETFL`).
 ///
 /// # Errors
 /// The kernel's error.
@@ -298,7 +299,7 @@ pub fn open_flags(file: BorrowedFd<'_>) -> Result<OFlags, Errno> {
     calls::fcntl_getfl(file)
 }
 
-/// Sets the flags of a descriptor.
+/// Sets the status flags of a descriptor (`F_SETFL`).
 ///
 /// # Errors
 /// The kernel's error.
@@ -306,7 +307,7 @@ pub fn set_open_flags(file: BorrowedFd<'_>, flags: OFlags) -> Result<(), Errno> 
     calls::fcntl_setfl(file, flags)
 }
 
-/// Reads a few bytes of metadata.
+/// Reads a few bytes, such as metadata. Returns the bytes read.
 ///
 /// # Errors
 /// The kernel's error.
@@ -314,7 +315,7 @@ pub fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<us
     repeat(|| rustix::io::pread(file, &mut *bytes, offset))
 }
 
-/// Writes a few bytes of metadata. Returns the bytes written.
+/// Writes a few bytes, such as metadata. Returns the bytes written.
 ///
 /// # Errors
 /// The kernel's error.

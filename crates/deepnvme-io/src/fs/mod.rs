@@ -1,10 +1,14 @@
-//! Names and metadata of files. Only this module accesses them in the kernel.
+//! Names and metadata of files.
 //!
 //! Every other module, and the crates above, open, create, rename, link, remove, lock and stat files through these
-//! functions. They contain no policy, which is the callers'. Tensor bytes go through a [`backend`](crate::backend)
-//! instead. `stat` has the metadata types. `kernel` is the real file system, and a simulated one can replace it.
+//! functions. The functions contain no policy, which is the callers'. Tensor bytes go through a
+//! [`backend`](crate::backend) instead. A few modules ask the kernel directly: about `/proc` and `/sys`, free space,
+//! and the disk of a file. `stat` has the metadata types. `kernel` is the real file system, and a `simulated` one can
+//! replace it. `permissions` computes permissions, `system` reads facts about the process and the system, and `crash`
+//! simulates a crash in tests.
 //!
-//! Calls return the kernel's [`Errno`]. Callers add the path and the operation. Interrupted calls are repeated here.
+//! Calls return the kernel's [`Errno`]. Callers add the path and the operation. Opens, reads, writes, locks,
+//! truncations and syncs that a signal interrupts are repeated here.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -40,7 +44,7 @@ pub use world::{
     unlink, unlock, write_at,
 };
 
-/// Returns whether a name exists. A dangling link does not.
+/// Returns whether a name exists. A dangling link counts as missing.
 ///
 /// # Errors
 /// Any error other than "no such file": a name that cannot be checked may be taken.
@@ -61,8 +65,8 @@ pub fn is_folder(path: &Path) -> bool {
 /// Creates a folder and its missing parents.
 ///
 /// # Errors
-/// The kernel's error, `EXIST` if the name is taken by another kind of file, or that of a symbolic link that leads
-/// nowhere; with the path of the folder that could not be made.
+/// The kernel's error, with the path of the folder that could not be made. `EXIST` if its name is taken by another kind
+/// of file. `NotFound` if its name is a symbolic link that leads nowhere.
 pub fn make_folders(path: &Path) -> Result<()> {
     const OPERATION: &str = "make folder";
     let made = match make_folder(path, 0o777) {
@@ -84,7 +88,7 @@ pub fn make_folders(path: &Path) -> Result<()> {
     }
 }
 
-/// Returns the folder of a path, `.` for a bare name.
+/// Returns the folder of a path: `.` for a bare name, and `/` for itself.
 #[must_use]
 pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
@@ -153,8 +157,8 @@ impl OpenedFolder {
 /// reads a device.
 ///
 /// # Errors
-/// `InvalidInput` if it is not a regular file, or has more than `bytes_max` bytes. The kernel's error. All contain the
-/// path.
+/// `InvalidInput` if it is not a regular file, or has more than `bytes_max` bytes. `ISDIR` for a folder. Other errors
+/// of the kernel. All contain the path.
 pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
     read_small_of(&open_to_read(path)?, path, bytes_max)
 }
@@ -162,7 +166,7 @@ pub fn read_small(path: &Path, bytes_max: u64) -> Result<Vec<u8>> {
 /// Opens a regular file for reading. Anything else fails immediately, as in [`read_small`].
 ///
 /// # Errors
-/// `InvalidInput` if it is not a regular file. The kernel's error. All contain the path.
+/// `InvalidInput` if it is not a regular file. `ISDIR` for a folder. Other errors of the kernel. All contain the path.
 pub fn open_regular(path: &Path) -> Result<OwnedFd> {
     let file = open_to_read(path)?;
     check_regular(&file, path)?;
@@ -195,7 +199,8 @@ fn odd(path: &Path, detail: impl Into<String>) -> Error {
 /// Reads as [`read_small`], or returns `None` if the name does not exist.
 ///
 /// # Errors
-/// As [`read_small`]. A dangling symbolic link is `NotFound`: the name exists, so its file may have existed.
+/// As [`read_small`]. A dangling symbolic link is `NotFound`: the name exists, so its file may have existed. `Busy` if
+/// the file comes and goes again and again.
 pub fn read_small_if_there(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>> {
     for _ in 0..REPLACEMENTS_MAX {
         match read_small(path, bytes_max) {
@@ -220,7 +225,7 @@ fn is_no_such_file(error: &Error) -> bool {
     errno.is_some_and(|errno| [Errno::NOENT, Errno::NOTDIR].contains(&errno))
 }
 
-/// Reads an open file as [`read_small`]. `path` is for errors.
+/// Reads an open file from its start, as [`read_small`] does. `path` is for errors.
 ///
 /// # Errors
 /// As [`read_small`].
@@ -261,7 +266,7 @@ fn grown(bytes: &mut Vec<u8>, len: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Reads until `bytes` is full or the file ends: the kernel may read less at a time. Returns the bytes read.
+/// Reads until `bytes` is full or the file ends, since the kernel may read less at a time. Returns the bytes read.
 ///
 /// # Errors
 /// The kernel's error.

@@ -1,7 +1,8 @@
 //! The permissions of files. This module does no I/O.
 //!
-//! The group bits of a file mean its group, and of a file with an access control list (ACL) they are a limit for all
-//! that the list names. So they are never copied as they are to a file of another group, or without the list.
+//! The group bits of a file are for its group. If the file has an access control list (ACL), they are a limit for its
+//! group and for all users and groups that the list names. So they are never copied as they are to a file of another
+//! group, or without the list.
 
 use super::stat::Stat;
 
@@ -26,7 +27,8 @@ impl Permissions {
     /// Everybody may read and write.
     pub const EVERYBODY: Self = Self { mode: 0o666, group: None };
 
-    /// Returns those of a file with this access control list, without the users and groups that the list names.
+    /// Returns the permissions of a file with this access control list, without the users and groups that the list
+    /// names. With a malformed list, the group has none.
     #[must_use]
     pub fn of(stat: &Stat, list: Option<&[u8]>) -> Self {
         let mode = list.map_or(stat.mode & 0o777, |list| listed_mode(list).unwrap_or(stat.mode & 0o707));

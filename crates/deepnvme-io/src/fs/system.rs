@@ -1,4 +1,4 @@
-//! System information from `/proc` and `/sys`. The simulation does not replace it.
+//! Facts about the system and this process, most of them from `/proc` and `/sys`. The simulation does not replace them.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// Returns the process's umask, without changing it.
+/// Returns the process's umask, without changing it. Returns the usual 022 if `/proc` does not show it.
 #[must_use]
 pub fn umask() -> u32 {
     let status = system_text("/proc/self/status").unwrap_or_default();

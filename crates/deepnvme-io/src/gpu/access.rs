@@ -1,4 +1,5 @@
-//! The GPUs of an engine, for callers that wait: events in their streams, allocations, and blocking copies.
+//! The GPUs of an engine, for callers that wait: events in their streams, registrations, allocations, and blocking
+//! copies.
 
 use std::sync::Arc;
 
@@ -55,7 +56,7 @@ impl GpuAccess {
         Self { gpus: Arc::clone(gpus) }
     }
 
-    /// Records an event at the current end of each stream of this memory.
+    /// Records an event at the current end of each stream of this memory that is not idle.
     ///
     /// # Errors
     /// `Unsupported` and `Device` if there is no such GPU, or its driver refuses.
@@ -70,7 +71,7 @@ impl GpuAccess {
         Ok(StreamEvents { events: self.gpus.record_events(&streams)? })
     }
 
-    /// Registers host memory with the driver, so that copies to it need no staging.
+    /// Registers host memory with the driver, so that copies between it and the GPU with this index need no staging.
     ///
     /// # Errors
     /// As [`record_events`](Self::record_events), and `Device` if the memory cannot be locked.
@@ -131,7 +132,7 @@ impl GpuAccess {
         Ok(())
     }
 
-    /// Copies bytes of memory, from `from` on, to fill `out`.
+    /// Fills `out` with bytes of the memory, from `from` on.
     ///
     /// # Errors
     /// As [`record_events`](Self::record_events).
@@ -187,7 +188,7 @@ impl EngineGpus {
         self.registry.get(device)
     }
 
-    /// Returns the NUMA node that a GPU is attached to, if the machine has several.
+    /// Returns the NUMA node that a GPU is attached to, if the kernel knows it.
     pub(crate) fn node(&self, device: Device) -> Option<u32> {
         let id = self.get(device).ok()?.pci_bus_id()?;
         let text = crate::fs::system_text(format!("/sys/bus/pci/devices/{id}/numa_node"))?;
@@ -217,7 +218,7 @@ impl EngineGpus {
         Ok(())
     }
 
-    /// Records an event at the current end of each of these streams. Idle streams need none.
+    /// Records an event at the current end of each of these streams that is on a GPU and not idle.
     pub(crate) fn record_events(&self, streams: &[(Device, StreamHandle)]) -> Result<Vec<Box<dyn GpuEvent>>> {
         let mut events = Vec::new();
         for (device, stream) in streams {

@@ -105,15 +105,15 @@ impl GpuStream for CudaStream {
 
     // SAFETY: the requirements of the trait are those of the driver's stream, to which this passes its arguments.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()> {
-        // SAFETY: `source` and the rows of `target` stay valid until a later event is complete, as the caller of
-        // `copy_to_gpu` ensures.
+        // SAFETY: `source` and the rows of `target` stay valid until a later event is complete, and nothing else uses
+        // the rows, as the caller of `copy_to_gpu` ensures.
         converted(unsafe { self.0.copy_to_device(&driver_rows(target), source) })
     }
 
     // SAFETY: the requirements of the trait are those of the driver's stream, to which this passes its arguments.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()> {
-        // SAFETY: `target` and the rows of `source` stay valid until a later event is complete, as the caller of
-        // `copy_to_host` ensures.
+        // SAFETY: `target` and the rows of `source` stay valid until a later event is complete, nothing else uses
+        // `target`, and nothing writes the rows, as the caller of `copy_to_host` ensures.
         converted(unsafe { self.0.copy_to_host(target, &driver_rows(source)) })
     }
 
@@ -136,7 +136,7 @@ impl GpuEvent for CudaEvent {
     }
 }
 
-/// Converts rows to the driver's, whose crate does not know those of memory.
+/// Converts rows to those of `deepnvme-cuda`, which does not depend on `deepnvme-mem`.
 fn driver_rows(Rows { address, bytes, count, pitch }: Rows) -> cuda::Rows {
     cuda::Rows { address, bytes, count, pitch }
 }

@@ -18,8 +18,8 @@ pub(crate) const CALLER_STREAM_TIMEOUT: Duration = Duration::from_secs(1800);
 
 /// One GPU, shared by any number of threads.
 ///
-/// Its errors are the engine's (`Device`), with the driver's message and a matching remedy. They may also be about
-/// earlier work on the GPU.
+/// Its errors are the engine's, usually `Device`, with the driver's message and a matching remedy. They may also be
+/// about earlier work on the GPU.
 pub(crate) trait Gpu: Any + Debug + Send + Sync {
     /// Returns its index in the driver's numbering.
     fn index(&self) -> u32;
@@ -33,7 +33,7 @@ pub(crate) trait Gpu: Any + Debug + Send + Sync {
     /// Creates an event without a recorded point, which counts as complete.
     fn new_event(&self) -> Result<Box<dyn GpuEvent>>;
 
-    /// Returns whether a stream, also a foreign one, has completed all its work. Fails if it does not exist.
+    /// Returns whether a stream, of the engine or of others, has completed all its work. Fails if it does not exist.
     fn is_idle(&self, stream: StreamHandle) -> Result<bool>;
 
     /// Allocates GPU memory, uninitialised. Dropping the last region of it frees it.
@@ -52,27 +52,29 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
     /// Copies contiguous bytes on the host to rows on the GPU, asynchronously.
     ///
     /// # Safety
-    /// Both hold until an event recorded after this is complete or the stream is synchronised. `source` is valid for
-    /// reads of the rows' bytes. The rows are memory of this GPU that nothing else reads or writes.
+    /// Until an event that is recorded after this call is complete, or the stream is synchronised, two conditions hold.
+    /// `source` is valid for reads of as many bytes as the rows have. The rows are memory of this GPU that nothing else
+    /// reads or writes.
     unsafe fn copy_to_gpu(&self, target: Rows, source: *const u8) -> Result<()>;
 
     /// Copies rows on the GPU to contiguous bytes on the host, asynchronously.
     ///
     /// # Safety
-    /// Both hold until an event recorded after this is complete or the stream is synchronised. `target` is valid for
-    /// writes of the rows' bytes, and nothing else uses them. The rows are memory of this GPU that nothing writes.
+    /// Until an event that is recorded after this call is complete, or the stream is synchronised, two conditions hold.
+    /// `target` is valid for writes of as many bytes as the rows have, and nothing else uses these bytes. The rows are
+    /// memory of this GPU that nothing writes.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()>;
 
     /// Waits until all submitted work is complete. After a failure, nothing runs there any more.
     ///
-    /// Without a limit: no memory of a copy may be released before. The streams of the engine wait for no others, and the
-    /// driver reports a GPU that has failed.
+    /// It waits without a limit, since the memory of a copy must not be released earlier. The streams of the engine
+    /// wait for no others, and the driver reports a GPU that has failed.
     fn synchronise(&self) -> Result<()>;
 }
 
 /// A point in a stream. It can be recorded repeatedly.
 pub(crate) trait GpuEvent: Debug + Send + Sync {
-    /// Records the current end of a stream, also of a foreign one. Fails if the stream does not exist.
+    /// Records the current end of a stream, of the engine or of others. Fails if the stream does not exist.
     fn record(&self, stream: StreamHandle) -> Result<()>;
 
     /// Returns whether all work before the point is complete. Fails if some of that work failed.

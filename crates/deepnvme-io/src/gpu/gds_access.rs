@@ -1,5 +1,5 @@
-//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly, for contract tests, and
-//! for reports.
+//! A backend with GPUDirect Storage, without an engine: for programs that drive backends directly, for contract tests,
+//! and for reports.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,13 +25,14 @@ pub struct GdsAccess {
 /// The result of a read with cuFile.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum GdsTrial {
-    /// The bytes bypassed host memory. cuFile's counts, if it gives any.
+    /// The bytes bypassed host memory. Contains cuFile's counts, if it has any that tell.
     Direct(Option<TransferCounts>),
-    /// cuFile refuses the file for this reason, or has copied its bytes through the host by these counts.
+    /// cuFile refused the file or the read for this reason, or copied the bytes through the host, by these counts or by
+    /// the rules.
     Copied(String, Option<TransferCounts>),
     /// cuFile does not start for this reason.
     NotStarted(String),
-    /// There is no cuFile, or no GPU.
+    /// There is no cuFile, no such GPU, or no memory on it.
     NotFound,
 }
 
@@ -59,9 +60,9 @@ impl GdsAccess {
         self.gds.register(file)
     }
 
-    /// Reads the first bytes of a file into new memory of a GPU with cuFile, and returns which way they took by cuFile's own
-    /// statistics. Without statistics, the acceptance of the file decides if cuFile refuses files that it would copy, and the
-    /// rules of NVIDIA's documentation otherwise.
+    /// Reads the first bytes of a file into new memory of a GPU with cuFile, and returns which way they took. cuFile's
+    /// own statistics decide. If these cannot tell, the read was direct if cuFile refuses files that it would copy.
+    /// Otherwise the rules of NVIDIA's documentation decide.
     #[must_use]
     pub fn try_read(&self, gpu: u32, file: &TensorFile, bytes: usize) -> GdsTrial {
         let cufile = match CuFile::open() {

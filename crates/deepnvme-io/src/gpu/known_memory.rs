@@ -1,9 +1,9 @@
-//! Host memory that the CUDA driver is told of as soon as this process uses a GPU.
+//! Host memory that is registered with the CUDA driver as soon as this process uses a GPU.
 //!
 //! The driver copies memory that it knows at the speed of the bus and asynchronously, and torch calls it pinned. Other
-//! memory is copied through the driver's own buffers, several times slower. Registering needs a context, and creating one
-//! takes time and GPU memory. So memory is registered when it is made if a context exists, else with the first transfer
-//! of a GPU, or with the next such memory.
+//! memory is copied through the driver's own buffers, several times slower. Registering needs a context, and creating
+//! one takes time and GPU memory. So memory is registered when it is made if a context exists. Otherwise it is
+//! registered when an engine opens a GPU, or together with the next such memory.
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
@@ -19,7 +19,7 @@ use deepnvme_mem::{CreatorProcess, Device, ParentOnly, RegionMut, StreamHandle, 
 /// All such memory of the process.
 static MEMORY: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
 
-/// How often to try for the lock of the list. A child may have been forked while another thread held it.
+/// How often to try to lock the list. A child may have been forked while another thread held it.
 const ATTEMPTS_MAX: u32 = 50;
 const ATTEMPT_PAUSE: Duration = Duration::from_millis(1);
 
@@ -34,7 +34,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct State {
     _registration: Option<ParentOnly<HostRegistration>>,
-    /// Whether the driver was asked, or the memory is being freed.
+    /// Whether the driver was asked once, or the memory is being freed.
     is_closed: bool,
 }
 
@@ -52,13 +52,13 @@ pub fn current_gpu() -> Option<Device> {
 }
 
 /// Waits for the work of a stream of the GPU that is current on this thread. Copies between the GPU and memory that the
-/// driver knows may be a part of that work. Failures of the work are its owner's.
+/// driver knows may be a part of that work. Failures of that work are not reported here.
 pub fn wait_for_copies(stream: StreamHandle) {
     // SAFETY: the code that made the handle keeps the stream alive until its last use (`StreamHandle::from_raw`).
     wait_for_stream(unsafe { RawStream::from_handle(stream.as_raw()) });
 }
 
-/// Returns the same memory, which the driver learns of while it lives.
+/// Returns the same memory. It is registered with the driver as soon as the process uses a GPU, until it is freed.
 #[must_use]
 pub fn known_to_driver(memory: RegionMut) -> RegionMut {
     let (address, bytes) = (memory.addr(), memory.len());
@@ -79,7 +79,7 @@ pub fn known_to_driver(memory: RegionMut) -> RegionMut {
     unsafe { RegionMut::from_raw(start, bytes, Device::Host, Arc::new(owner)) }
 }
 
-/// Registers all memory that the driver does not know yet.
+/// Registers all memory that the driver was not asked about yet, unless it exceeds the RAM that is available.
 pub(super) fn register_all(gpu: &Arc<Gpu>) {
     let entries: Vec<_> = list().map(|list| list.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default();
     for entry in entries {
@@ -101,10 +101,12 @@ fn list() -> Option<MutexGuard<'static, Vec<Weak<Entry>>>> {
 
 impl Entry {
     fn register(&self, gpu: &Arc<Gpu>) {
-        // Another thread registers it, or frees it.
+        // If the lock is held, another thread registers the memory or frees it.
         let Ok(mut state) = self.state.try_lock() else { return };
         if !state.is_closed && !exceeds_available(self.bytes) {
-            // SAFETY: the owner of the memory waits for this lock before it frees the memory, and closes the entry.
+            // SAFETY: in the process that created the memory, its owner waits for this lock and closes the entry before
+            // it frees the memory. In a forked child, the owner tries the lock once, since a thread of the parent may
+            // have held it.
             let registered = unsafe { HostRegistration::new(gpu, self.address, self.bytes, Box::new(())) };
             let refused = |error: &Error| tracing::debug!(bytes = self.bytes, %error, "memory was not registered");
             let registration = registered.inspect_err(refused).ok().map(ParentOnly::new);

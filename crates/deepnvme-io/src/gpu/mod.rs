@@ -2,9 +2,10 @@
 //!
 //! `device` has the traits of a GPU, and `cuda` is their one implementation. `registry` has the GPUs that an engine has
 //! opened. `copies` moves bytes between bounce buffers and GPUs. `access` is for callers that wait for their copies.
-//! `known_memory` tells the driver of host memory that copies use. `probe` lists the GPUs of a machine, and `gds_access` adds cuFile to a backend.
+//! `known_memory` registers host memory that copies use. `probe` lists the GPUs of a machine, and `gds_access` adds
+//! cuFile to a backend.
 //!
-//! Only `registry`, `known_memory`, `probe` and `gds_access` know the vendor. All else uses the traits.
+//! Besides `cuda`, only `registry`, `known_memory`, `probe` and `gds_access` know the vendor. All else uses the traits.
 
 mod access;
 pub(crate) mod copies;

@@ -16,7 +16,7 @@ pub struct GpuFacts {
     pub pci_bus_id: String,
 }
 
-/// The GPUs, or the reason why there are none.
+/// The GPUs, and the reason if some or all are missing.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct GpuProbe {
     /// The CUDA version of the driver, for instance "13.0".

@@ -28,7 +28,8 @@ impl GpuRegistry {
     /// Returns the GPU of a device. Opens it first if needed, with its vendor's library.
     ///
     /// # Errors
-    /// `Unsupported` if there is no such library. `Device` if it refuses, usually because there is no such GPU.
+    /// `Unsupported` if there is no such library, or after a fork. `Device` if the library refuses, usually because
+    /// there is no such GPU.
     pub(crate) fn get(&self, device: Device) -> Result<Arc<dyn Gpu>> {
         let mut gpus = lock(&self.gpus);
         if let Some(gpu) = gpus.get(&device) {

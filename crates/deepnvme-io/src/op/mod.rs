@@ -53,7 +53,7 @@ pub enum OpKind {
     Write,
     /// `fdatasync`: the data and the size, without timestamps.
     SyncData,
-    /// `fsync`: everything about the file (for a directory: its names).
+    /// `fsync`: everything about the file (for a folder: its names).
     SyncAll,
 }
 
@@ -63,7 +63,7 @@ pub enum OpKind {
 /// that the kernel accesses.
 #[derive(Debug)]
 pub struct Op {
-    /// Returned in the completion.
+    /// Chosen by the submitter, and returned in the completion.
     pub token: Token,
     /// The kind.
     pub kind: OpKind,

@@ -18,13 +18,14 @@ struct Registration {
 }
 
 impl RegisteredFile {
-    /// Registers a file with cuFile. `untried` is the device number of its file system if cuFile may copy through the host.
+    /// Registers a file with cuFile. `untried` is the device number of its file system if cuFile may copy through the
+    /// host.
     pub(crate) fn register(cufile: &CuFile, file: &Arc<OwnedFd>, untried: Option<u64>) -> Result<Self, String> {
         let handle = FileHandle::new(cufile, file.as_fd()).map_err(|error| error.to_string())?;
         Ok(Self(Arc::new(Registration { handle, _file: Arc::clone(file), untried })))
     }
 
-    /// Returns the device number of a file system from which cuFile may copy through the host.
+    /// Returns the device number of the file's file system if cuFile may copy through the host.
     pub(crate) fn untried(&self) -> Option<u64> {
         self.0.untried
     }

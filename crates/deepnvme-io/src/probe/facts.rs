@@ -17,7 +17,7 @@ pub(super) struct Facts {
     uring_disabled: Option<u32>,
     /// Whether a seccomp filter applies to this process.
     has_seccomp: bool,
-    /// Whether this process has `CAP_SYS_ADMIN`, which level 1 of that sysctl allows.
+    /// Whether this process has `CAP_SYS_ADMIN`. Such a process may use `io_uring` at level 1 of that sysctl.
     is_admin: bool,
     /// `RLIMIT_MEMLOCK` in bytes. `None` without a limit.
     memlock_bytes: Option<u64>,

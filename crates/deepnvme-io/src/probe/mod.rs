@@ -1,7 +1,7 @@
 //! Probes the backends of this machine by running each one, and explains refusals with their remedy.
 //!
-//! [`Probe::run`] tries them, and [`Probe::choose`] decides. The explanation is a pure function of an error number and
-//! a few facts about the process (`Facts`).
+//! [`Probe::run`] tries them, and [`Probe::choose`] decides. The explanation is a pure function of an error and a few
+//! facts about the process (`facts`).
 #![cfg_attr(simulated, allow(dead_code, unused_imports, reason = "a simulated machine is not probed"))]
 
 mod facts;
@@ -71,7 +71,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Sets up each backend, reads a small file in memory with it, and closes it.
+    /// Sets up each backend, reads a page of a file in memory with it, and closes it.
     #[must_use]
     #[cfg(not(simulated))]
     pub fn run() -> Self {
@@ -169,7 +169,7 @@ fn attempt(kind: BackendKind) -> Result<String> {
 }
 
 /// Tries native AIO on a separate thread, which destroys the queue after it has reported. The kernel takes tens of
-/// milliseconds for that, and starting an engine need not wait for it.
+/// milliseconds to destroy a queue, and the start of an engine need not wait for that.
 fn attempt_aio(setup: BackendSetup) -> Result<()> {
     let (answer, answered) = std::sync::mpsc::channel();
     let run = move || {
@@ -202,8 +202,8 @@ fn read_sample(backend: &mut dyn Backend) -> Result<()> {
     if bytes == SAMPLE_BYTES && found == content { Ok(()) } else { Err(wrong("it read other bytes than the file has")) }
 }
 
-/// Returns a file in memory with random content, so that the result depends on no folder. Without such files, returns
-/// this program, which every process can read.
+/// Returns a file and its content: a file in memory with random content, so that the result depends on no folder.
+/// Without such files, returns this program, which every process can read.
 fn sample() -> Result<(OwnedFd, Vec<u8>)> {
     in_memory().or_else(|refusal| this_program().map_err(|_| refusal))
 }

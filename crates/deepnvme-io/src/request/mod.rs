@@ -46,7 +46,7 @@ use crate::sync::{AtomicBool, AtomicU64, Instant, Mutex, RwLock, RwLockReadGuard
 pub struct Transferred {
     /// Bytes requested.
     pub bytes: u64,
-    /// When the last byte was moved.
+    /// When the request was done, with its syncs.
     pub finished: Instant,
 }
 
@@ -64,30 +64,30 @@ pub struct Progress {
 pub(crate) enum Cancelled {
     /// Every work item was claimed already.
     Nothing,
-    /// Some work items are claimed. The last one to end completes the request.
+    /// Some claimed work items have not ended. The last one to end completes the request.
     Rest,
-    /// No work item is claimed. The canceller completes the request.
+    /// No claimed work item is left. The canceller completes the request.
     All,
 }
 
-/// One request, shared by its workers and its caller. The last work item to end reports it as done.
+/// One request, shared by its workers and its caller. The last block or sync to end completes it.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) plan: BlockPlan,
-    /// The files while the request runs. They are released before its completion, so a caller that has waited can rely on
-    /// them being closed.
+    /// The files while the request runs. They are released before its completion, so after a wait the request keeps no
+    /// file open.
     files: RwLock<Vec<Arc<TensorFile>>>,
     /// The end of the request in each file, which is the final size with `WholeFile`.
     pub(crate) file_ends: Vec<u64>,
     pub(crate) options: WriteOptions,
-    /// Events in GPU streams that precede the first block.
+    /// Events in GPU streams that must be complete before the first block.
     starts_after: Vec<Box<dyn GpuEvent>>,
     has_gpu_memory: bool,
     pub(crate) span: tracing::Span,
     pub(crate) submitted: Instant,
     /// The memory while the request runs, and until `Transfer` takes it back.
     memory: RwLock<Option<RequestMemory>>,
-    /// Whether the files get a size before the first block. Decided once, since the files may change.
+    /// Whether the files get a size or space before the first block. Decided once, since the files may change.
     needs_preparing: bool,
     /// Whether the preparation is unclaimed.
     is_preparation_unclaimed: AtomicBool,
@@ -205,7 +205,8 @@ impl Request {
         if is_last { Cancelled::All } else { Cancelled::Rest }
     }
 
-    /// Claims all unclaimed work items. Returns their number, and whether no others were left.
+    /// Claims all unclaimed blocks and the preparation, and counts them as ended. Returns their number, and whether no
+    /// others were left.
     fn claim_all(&self) -> (u64, bool) {
         let count = self.plan.block_count();
         let claimed = self.next_block.swap(count, Ordering::Relaxed).min(count);
@@ -229,7 +230,7 @@ impl Request {
         self.unfinished_items.fetch_add(count, Ordering::AcqRel);
     }
 
-    /// Records the end of the preparation or of one block. Returns true for the last work item.
+    /// Records the end of the preparation or of one block. Returns true for the last of these.
     pub(crate) fn finish_item(&self, bytes: u64) -> bool {
         self.bytes_done.fetch_add(bytes, Ordering::Relaxed);
         self.finish(1)
@@ -265,7 +266,7 @@ impl Request {
         Progress { bytes_done: self.bytes_done.load(Ordering::Relaxed), bytes_total: self.plan.bytes_total() }
     }
 
-    /// Returns the memory of a finished request, or `None` if it was taken already.
+    /// Takes the memory of a finished or refused request. `None` if it was taken already.
     pub(crate) fn take_memory(&self) -> Option<RequestMemory> {
         ignore_poison(self.memory.write()).take()
     }
@@ -324,7 +325,7 @@ impl Request {
         ignore_poison(self.files.read())
     }
 
-    /// Gives each file the size that the request makes it, or the space that a write in place needs.
+    /// Gives each file its final size (`WholeFile`), or the space that a write in place needs.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
         if self.options.extent == WriteExtent::WholeFile {
             return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
@@ -338,7 +339,7 @@ impl Request {
         Ok(())
     }
 
-    /// Returns whether the files must get a size before the first block.
+    /// Returns whether the files must get a size or space before the first block.
     pub(crate) fn needs_preparing(&self) -> bool {
         self.needs_preparing
     }

@@ -1,4 +1,4 @@
-//! A oneshot value: set once by one thread, awaited by others. It carries the result of a request to its owner.
+//! A oneshot value: set once, awaited by any number of threads. It carries the result of a request to its owner.
 //!
 //! `tests/loom.rs` checks the interleavings.
 
@@ -16,7 +16,7 @@ pub struct Oneshot<T> {
 
 struct State<T> {
     value: Option<T>,
-    /// Threads that wait. To wake nobody would be a system call for each small request.
+    /// Threads that wait. Without this count, each small request would cost a system call that wakes nobody.
     waiters: usize,
     /// Called once when the value is set.
     watchers: Vec<Box<dyn FnOnce() + Send>>,
@@ -87,7 +87,7 @@ impl<T: Clone> Oneshot<T> {
         }
     }
 
-    /// Writes to this eventfd once, when the value is set (immediately, if it is).
+    /// Writes to this eventfd once, when the value is set (immediately, if it is set already).
     pub fn notify(&self, eventfd: OwnedFd) {
         // A full counter already signals the reader, and no caller could receive other errors.
         self.on_set(move || {
@@ -95,7 +95,7 @@ impl<T: Clone> Oneshot<T> {
         });
     }
 
-    /// Calls `watcher` once, when the value is set (immediately, if it is). It runs on the thread that sets the value.
+    /// Calls `watcher` once, on the thread that sets the value. If the value is set already, calls it here and now.
     pub fn on_set(&self, watcher: impl FnOnce() + Send + 'static) {
         let mut state = lock(&self.state);
         if state.value.is_none() {

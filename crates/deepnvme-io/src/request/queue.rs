@@ -32,7 +32,7 @@ pub(crate) enum ClaimedItem {
 /// The kind of a work item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum WorkKind {
-    /// Give the file its final size.
+    /// Give the files their final size, or space.
     Prepare,
     /// Move one block.
     Block,
@@ -55,11 +55,11 @@ struct State {
     /// Low-priority reads, for workers without other work.
     read_ahead: VecDeque<Arc<Request>>,
     is_closed: bool,
-    /// Callers that run small transfers themselves. Their syncs go to the workers.
+    /// Callers that run small requests themselves. The syncs of these go to the workers.
     inline_callers: u32,
     /// Workers that have exited or failed.
     workers_ended: usize,
-    /// The error of the last failed worker.
+    /// The error of the worker that failed when no other was left.
     failure: Option<Error>,
 }
 
@@ -126,7 +126,7 @@ impl RequestQueue {
         if self.is_forked() { Err(Error::forked()) } else { Ok(()) }
     }
 
-    /// Queues a new request.
+    /// Queues a new request. Fails if the queue is closed or full.
     pub(crate) fn push(&self, request: &Arc<Request>, priority: Priority) -> Result<()> {
         {
             let mut state = lock(&self.state);
@@ -185,7 +185,7 @@ impl RequestQueue {
         }
     }
 
-    /// Returns whether an idle worker exits. It exits once no work can arrive.
+    /// Returns whether an idle worker must exit, and counts it as ended. It exits once no work can arrive.
     pub(crate) fn try_exit(&self) -> bool {
         let exits = {
             let mut state = lock(&self.state);
@@ -237,7 +237,7 @@ impl RequestQueue {
         }
     }
 
-    /// Offers work on a started request. Fails if no worker is left.
+    /// Offers `items` work items of a started request. Fails if no worker is left.
     fn offer(&self, entries: impl IntoIterator<Item = Entry>, request: &Request, items: u64) -> Result<()> {
         {
             let mut state = lock(&self.state);
@@ -272,7 +272,7 @@ impl RequestQueue {
         }
     }
 
-    /// Starts a request's syncs after its last work item, or completes it.
+    /// Starts a request's syncs after its last block, or completes the request.
     pub(crate) fn blocks_done(&self, request: &Arc<Request>) {
         let targets = if request.has_failed() { Ok(Vec::new()) } else { sync_targets(request) };
         let targets = targets.unwrap_or_else(|error| {
@@ -301,7 +301,8 @@ impl RequestQueue {
         request.complete();
     }
 
-    /// Adds the request to recordings. This precedes its completion, so a caller that has waited finds it there.
+    /// Adds the request to recordings. This precedes the request's completion, so a caller that has waited finds it
+    /// there.
     fn record(&self, request: &Request, now: u64) {
         let files = request.files();
         self.recorder.record(self.recorder.time_of(request.submitted), now, |names| EventKind::Request {
@@ -318,7 +319,7 @@ impl RequestQueue {
         (self.requests.load(Ordering::Relaxed), self.requests_failed.load(Ordering::Relaxed))
     }
 
-    /// Cancels a request's unclaimed work items.
+    /// Cancels a request's unclaimed work items. Returns whether there were any.
     pub(crate) fn cancel(&self, request: &Arc<Request>, error: Error) -> bool {
         match request.cancel(error) {
             Cancelled::Nothing => false,
@@ -330,7 +331,8 @@ impl RequestQueue {
         }
     }
 
-    /// Records that a worker's backend failed for good. The last worker's failure cancels the queued requests.
+    /// Records that a worker's backend failed for good. If no worker is left, cancels the queued requests and closes
+    /// the queue.
     pub(crate) fn worker_failed(&self, error: &Error) {
         let entries = {
             let mut state = lock(&self.state);

@@ -1,7 +1,7 @@
-//! Requests that wait for CUDA streams: holds back requests whose GPU memory is in use, until their streams reach the recorded events.
+//! Holds back requests whose GPU memory is in use, until the GPU's streams reach the recorded events.
 //!
 //! Workers never wait for GPU kernels: all other requests would wait behind them. Held requests are polled, ever more
-//! rarely, which works for any number of streams and also ends when a stream fails.
+//! rarely. Polling works for any number of streams, and also ends when a stream fails.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::start::start_thread;
 use crate::sync::thread::{self, JoinHandle};
 use crate::sync::{Condvar, Instant, Mutex, lock, sleep_or_notified, wait};
 
-/// How long a closed engine waits for streams. As long as the kernel's timeout for a disk. Some streams never reach
+/// How long a closed engine waits for streams: as long as the kernel's timeout for a disk. Some streams never reach
 /// their event, for instance when a GPU kernel waits for another process.
 const STREAM_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -30,7 +30,7 @@ pub(crate) struct StreamWaitList {
     closing: Mutex<()>,
 }
 
-/// A request, and since when it is held.
+/// A held request, and when it was added.
 struct HeldRequest {
     request: Arc<Request>,
     priority: Priority,
@@ -62,7 +62,7 @@ impl StreamWaitList {
         Self { shared, thread: Mutex::new(None), closing: Mutex::new(()) }
     }
 
-    /// Queues the request once its memory is ready.
+    /// Holds the request, and queues it once its memory is ready.
     pub(crate) fn hold(&self, request: &Arc<Request>, priority: Priority) -> Result<()> {
         let mut thread = lock(&self.thread);
         // Checked under the thread lock: `close` takes the thread under it, and a thread created later would never be
@@ -151,7 +151,7 @@ impl Shared {
         }
     }
 
-    /// Ends a request that no worker has. All of it is unclaimed, unless it was cancelled before.
+    /// Fails a request that no worker has. All of it is unclaimed, unless it was cancelled before.
     fn fail(&self, request: &Arc<Request>, error: Error) {
         self.queue.cancel(request, error);
     }

@@ -18,7 +18,8 @@ pub(crate) struct SyncTarget {
     pub(crate) path: PathBuf,
 }
 
-/// Returns the descriptors to sync after a write: each part, and each folder for full durability.
+/// Returns the descriptors to sync after a write: each part, and for full durability each folder that contains the name
+/// of a part.
 pub(super) fn sync_targets(request: &Request) -> Result<Vec<SyncTarget>> {
     let kind = match request.options.durability {
         Durability::None => return Ok(Vec::new()),

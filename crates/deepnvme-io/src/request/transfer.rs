@@ -84,20 +84,21 @@ impl<T> Transfer<T> {
         }
     }
 
-    /// Writes to this eventfd once, when the request is done.
+    /// Writes to this eventfd once, when the request is done (immediately, if it is done already).
     pub fn notify(&self, eventfd: OwnedFd) {
         self.request.result.notify(eventfd);
     }
 
-    /// Calls `watcher` once, when the request is done (immediately, if it is). It runs on a thread of the engine, so it
-    /// must return at once, without calling the engine and without a panic.
+    /// Calls `watcher` once, when the request is done (immediately, if it is done already). It usually runs on a thread
+    /// of the engine, so it must return at once, without calling the engine and without a panic.
     pub fn on_done(&self, watcher: impl FnOnce() + Send + 'static) {
         self.request.result.on_set(watcher);
     }
 }
 
 impl<T: TransferMemory> Transfer<T> {
-    /// Returns the memory and the result, if the request is done. Only the first call returns the memory.
+    /// Returns the memory and the result, if the request is done. Only the first call returns the memory. In a forked
+    /// child, the result of a request that was not done is a `Closed` error.
     pub fn finish(&self) -> Option<(Option<T>, Result<Transferred>)> {
         if self.queue.is_forked() && !self.is_done() {
             return Some((None, Err(Error::forked())));
@@ -106,8 +107,8 @@ impl<T: TransferMemory> Transfer<T> {
         Some((take_memory(&self.request), outcome))
     }
 
-    /// Waits, and returns the memory with the result, on success and on failure. In a process forked since the request
-    /// was submitted, the result is a `Closed` error, and the memory stays with the parent's engine (`None`).
+    /// Waits, and returns the memory with the result, on success and on failure. In a process that was forked before
+    /// the request was done, the result is a `Closed` error, and the memory stays with the parent's engine (`None`).
     pub fn wait(self) -> (Option<T>, Result<Transferred>) {
         if self.queue.is_forked() && !self.is_done() {
             return (None, Err(Error::forked()));

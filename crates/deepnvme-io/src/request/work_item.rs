@@ -1,7 +1,7 @@
 //! Work items, each with a guard that ensures its end.
 //!
-//! A guard that is dropped before its end, because its worker failed or panicked, fails the request. No caller
-//! therefore waits forever.
+//! A guard that is dropped without a result, because its worker failed or panicked, fails the request. So no caller
+//! waits forever.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::{Error, ErrorKind, Result};
 /// A part of a request that one worker does.
 #[derive(Debug)]
 pub(crate) enum WorkItem {
-    /// Give the file its final size.
+    /// Give the files their final size, or space.
     Prepare(WorkGuard),
     /// Move this block.
     Block(WorkGuard, u64),
@@ -61,8 +61,8 @@ impl WorkGuard {
         parts
     }
 
-    /// Reports the result: the bytes moved for the caller, or the failure. The work item must not use the request's memory
-    /// any more.
+    /// Reports the result: the bytes moved for the caller, or the failure. The work item must not use the request's
+    /// memory any more.
     pub(crate) fn end(mut self, result: Result<u64>) {
         self.report(result);
     }

@@ -37,8 +37,8 @@ impl WorkerHandle {
         let _ = self.waker.set(waker);
     }
 
-    /// Starts a search for work, which will find everything notified before. All changes are exchanges, so that each
-    /// one reads the previous value.
+    /// Starts a search for work, which finds all work whose notification came before. All changes of the state are
+    /// exchanges, so that each one reads the previous value.
     pub(crate) fn run(&self) {
         self.state.swap(RUNNING, Ordering::SeqCst);
     }

@@ -8,8 +8,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::op::Direction;
 use crate::stripe_layout::StripeLayout;
 
-/// Minimum bytes of a block for cuFile. The latency of cuFile's calls would dominate smaller ones, so they go through a
-/// bounce buffer.
+/// Minimum bytes of a block for cuFile. The latency of cuFile's calls would dominate smaller blocks, so they go through
+/// a bounce buffer, if they fit one.
 pub const GDS_BYTES_MIN: u64 = 64 << 10;
 
 /// Minimum blocks per range while blocks are larger than a bounce buffer, so that all workers and the device's queue
@@ -19,9 +19,9 @@ const LARGE_BLOCKS_MIN: u64 = 16;
 /// Block sizes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BlockSizes {
-    /// Maximum bytes of a block that uses the caller's memory.
+    /// Maximum bytes of a direct block that uses the caller's memory.
     pub block_bytes: u64,
-    /// Maximum bytes of a block that may need a bounce buffer. At most `block_bytes`.
+    /// Maximum bytes of a block that may need a bounce buffer, or goes through the page cache. At most `block_bytes`.
     pub bounce_bytes: u64,
     /// Maximum bytes of a block for cuFile.
     pub gds_bytes: u64,
@@ -64,9 +64,9 @@ pub struct Segment {
     pub item: u32,
     /// Offset in the file.
     pub offset: u64,
-    /// Length in bytes. Not 0.
+    /// Length in bytes. A plan drops empty segments.
     pub len: u64,
-    /// Address in memory, or `None` if the memory is not contiguous.
+    /// Address in host memory, or `None` if the memory is on a GPU or not contiguous.
     pub address: Option<usize>,
     /// Whether the memory is contiguous on a GPU.
     pub is_contiguous_gpu: bool,
@@ -85,8 +85,9 @@ pub(super) struct Extent {
     range: Range<u64>,
     grid: BlockGrid,
     pub(super) geometry: FileGeometry,
-    /// The page-aligned middle between ragged edges that are separate blocks, of a direct write, or of a long read
-    /// whose middle needs no bounce buffer. `None` if every cut is at a cell of the grid.
+    /// The page-aligned middle, if the ragged edges around it are separate blocks: in a direct write, and in a long
+    /// read whose middle needs no bounce buffer. It is inverted (start above end) if one page contains both edges.
+    /// `None` if every cut is at a cell of the grid.
     middle: Option<Range<u64>>,
     /// Blocks of the request before this extent.
     pub(super) blocks_before: u64,
@@ -203,8 +204,8 @@ impl BlockGrid {
     }
 }
 
-/// Returns the block size for a range whose middle uses one piece of the caller's memory directly, or `None` if that is
-/// not larger than a bounce buffer.
+/// Returns the block size for a range whose middle uses one piece of the caller's memory directly. `None` if the memory
+/// does not allow that, or the size is not larger than a bounce buffer.
 fn large_block_bytes(
     segments: &[Segment],
     middle: &Range<u64>,
@@ -224,7 +225,8 @@ fn gds_block_bytes(middle: &Range<u64>, sizes: BlockSizes) -> Option<u64> {
     Some(bytes_per_block(len, sizes).max(sizes.bounce_bytes).min(sizes.gds_bytes))
 }
 
-/// Returns the bytes per block that divide the range into `LARGE_BLOCKS_MIN` blocks, in whole bounce buffers.
+/// Returns the bytes per block that divide the range into `LARGE_BLOCKS_MIN` blocks or more, in whole bounce buffers. 0
+/// for a short range.
 fn bytes_per_block(len: u64, sizes: BlockSizes) -> u64 {
     len / LARGE_BLOCKS_MIN / sizes.bounce_bytes * sizes.bounce_bytes
 }

@@ -5,13 +5,13 @@
 //!
 //! Rules for a file that is open for direct I/O:
 //! - Blocks end at multiples of the block size, counted from the start of the file or stripe, and at stripe ends. If
-//!   all of a long range moves directly to or from the caller's memory, blocks are larger than a bounce buffer, since
-//!   fewer ops cost less CPU time.
+//!   the middle of a long range moves directly to or from one piece of the caller's memory, its blocks are larger than
+//!   a bounce buffer, since fewer ops cost less CPU time.
 //! - A *read* block whose range or memory is not aligned widens its range and goes through a bounce buffer.
 //! - cuFile's blocks are cut like those that use the caller's memory directly.
-//! - A *write* never widens. The ragged edges of a range, up to the page that contains them, go through the page cache,
-//!   where the kernel merges them with their neighbours under its own lock. Direct writes therefore never share a page
-//!   with an edge, so concurrent requests to adjacent ranges cannot lose each other's bytes.
+//! - A *write* never widens. The ragged edges of a range go through the page cache, where the kernel merges them with
+//!   the neighbouring bytes under its own lock. Direct writes cover whole pages only and never share a page with an
+//!   edge, so concurrent requests to adjacent ranges cannot lose each other's bytes.
 
 mod extents;
 mod route;
@@ -43,7 +43,8 @@ impl BlockPlan {
     /// Plans a request: sorts its segments by file and offset, and joins adjacent ones.
     ///
     /// # Errors
-    /// `InvalidInput` if a range ends beyond 2^63, two writes overlap, or a file's alignment exceeds the block size.
+    /// `InvalidInput` if a range ends at 2^63 or beyond, two ranges of a write overlap, or the size of blocks or
+    /// stripes is no multiple of a file's alignment.
     pub fn new(
         direction: Direction,
         geometries: &[FileGeometry],
@@ -101,7 +102,7 @@ impl BlockPlan {
         self.block_count
     }
 
-    /// Returns the number of requested bytes.
+    /// Returns the number of requested bytes, without gaps and without widening.
     #[must_use]
     pub fn bytes_total(&self) -> u64 {
         self.bytes_total

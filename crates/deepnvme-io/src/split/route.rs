@@ -38,9 +38,9 @@ pub struct Block {
     pub io: Range<u64>,
     /// The segments that overlap `range`.
     pub segments: Range<usize>,
-    /// Direct or buffered.
+    /// The descriptor: direct or buffered.
     pub mode: IoMode,
-    /// Caller's memory or bounce buffer.
+    /// The caller's memory, a bounce buffer, or cuFile.
     pub route: Route,
 }
 
@@ -52,8 +52,8 @@ pub(super) struct Router<'a> {
 }
 
 impl Router<'_> {
-    /// Chooses the mode and the route of a block, and widens a read that needs it. `direct` is the alignment that direct
-    /// I/O requires of this block, or `None` if it goes through the page cache.
+    /// Chooses the mode and the route of a block, and widens a read that needs it. `direct` is the alignment that
+    /// direct I/O requires of this block, or `None` if it goes through the page cache.
     pub(super) fn choose(&self, block: &mut Block, direct: Option<FileAlignment>, has_gds: bool) {
         if has_gds && self.is_for_gds(block, direct) {
             (block.mode, block.route) = (IoMode::Direct, Route::Gds);

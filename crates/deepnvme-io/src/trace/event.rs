@@ -24,7 +24,7 @@ pub enum EventKind {
     Request {
         /// Read or write.
         direction: Direction,
-        /// The first file. `None` if all were closed already.
+        /// The first file. `None` if the request has none.
         file: Option<Arc<Path>>,
         /// Number of files.
         files: u32,
@@ -44,7 +44,7 @@ pub enum EventKind {
         file: Arc<Path>,
         /// Offset in that file, in bytes.
         offset: u64,
-        /// Bytes moved, including those read only because of the disk's alignment.
+        /// Bytes moved, including bytes that were read only because of gaps or the disk's alignment.
         bytes: u64,
         /// The path of the bytes.
         data_path: DataPath,
@@ -82,14 +82,14 @@ pub enum EventKind {
     },
 }
 
-/// All events between the start and the end of a recording.
+/// The events between the start and the end of a recording.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Recorded {
     /// Start, by [`now_ns`](super::now_ns).
     pub start_ns: u64,
     /// End.
     pub end_ns: u64,
-    /// The events completed by then, ordered by their end. At most [`EVENTS_MAX`](super::EVENTS_MAX).
+    /// The events that were reported by then, in the order of the reports. At most [`EVENTS_MAX`](super::EVENTS_MAX).
     pub events: Vec<TraceEvent>,
     /// The number of dropped events.
     pub dropped: u64,

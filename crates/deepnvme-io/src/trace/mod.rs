@@ -1,7 +1,7 @@
 //! Timelines: records the engine's work over time.
 //!
-//! [`Engine::record`](crate::Engine::record) starts a [`Recording`]. Stopping it returns all [`TraceEvent`]s in between:
-//! requests, ops of each worker, and copies to or from GPUs. Programs can add [`Lane`]s for their own work.
+//! [`Engine::record`](crate::Engine::record) starts a [`Recording`]. Stopping it returns all [`TraceEvent`]s in
+//! between: requests, ops of each worker, and copies to or from GPUs. Programs can add [`Lane`]s for their own work.
 //! Output formats, such as files for Perfetto, are up to the caller.
 //!
 //! Without a recording, each event costs one atomic load. A recording has at most [`EVENTS_MAX`] events, and counts the

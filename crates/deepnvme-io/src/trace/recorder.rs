@@ -22,7 +22,7 @@ pub(crate) struct Recorder {
     running: AtomicUsize,
     buffers: Mutex<TraceBuffers>,
     creator: CreatorProcess,
-    /// One moment in both clocks, which are the same clock in the kernel.
+    /// One moment by both clocks, which are one clock in the kernel.
     moment: (Instant, u64),
 }
 

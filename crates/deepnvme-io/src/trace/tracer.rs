@@ -1,4 +1,4 @@
-//! Records the events of one worker.
+//! Records the events of one worker, or of callers that do work themselves.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use super::recorder::Recorder;
 use crate::op::Direction;
 use crate::sync::Instant;
 
-/// Records the events of one worker.
+/// Records the events of one worker, or of callers that do work themselves.
 #[derive(Clone, Debug)]
 pub(crate) struct Tracer {
     recorder: Arc<Recorder>,
@@ -35,7 +35,8 @@ pub(crate) struct GpuCopy {
 }
 
 impl Tracer {
-    /// Creates the tracer of a worker, or with `None` that of callers that run small transfers themselves.
+    /// Creates the tracer of a worker. `None` stands for callers, which run small requests and synchronous GPU copies
+    /// themselves.
     pub(crate) fn new(recorder: &Arc<Recorder>, worker: Option<u32>) -> Self {
         Self { recorder: Arc::clone(recorder), worker }
     }

@@ -18,15 +18,15 @@ pub(crate) struct BounceSetup {
     pub(crate) register: bool,
 }
 
-/// The part of a buffer that a small block gets. Many small blocks need little memory, and a deep queue.
+/// Bytes of the part of a buffer that a small block gets. Small blocks need little memory each, and a deep queue.
 const SMALL_BUFFER_BYTES: usize = 32 << 10;
-/// The least size of a buffer that is divided.
+/// The smallest buffer that is divided.
 const DIVIDED_BYTES_MIN: usize = 4 * SMALL_BUFFER_BYTES;
 
 /// The bounce buffers of a worker.
 pub(super) struct BouncePool {
     setup: BounceSetup,
-    /// Created for the first block that needs it, since most workers never do.
+    /// Created for the first block that needs one, since most workers have no such block.
     buffers: Option<Buffers>,
     /// Bytes of the buffers of bounced reads in flight.
     read_bytes_in_flight: usize,
@@ -57,8 +57,8 @@ impl BouncePool {
     }
 
     /// Returns whether another bounced read may start. A third of the buffers may be in flight, while the others are
-    /// copied out. Devices often report completions in bursts: if all buffers are in flight, they complete together, and
-    /// the device idles until the first is copied. The buffers in use should also fit in the CPU's caches.
+    /// copied out. Devices often report completions in bursts: if all buffers are in flight, they complete together,
+    /// and the device idles until the first is copied. The buffers in use should also fit in the CPU's caches.
     ///
     /// A GPU's copy engine keeps up with any disk, so reads to a GPU get two thirds.
     pub(super) fn may_start_read(&self, to_gpu: bool) -> bool {
@@ -77,8 +77,9 @@ impl BouncePool {
         self.read_bytes_in_flight -= buffer.len();
     }
 
-    /// Takes a buffer for a block of this many bytes, or returns `None` while all are in use. On first use, allocates the
-    /// buffers on the NUMA node that `node` returns, and calls `created` with them and with whether to register them.
+    /// Takes a buffer for a block of this many bytes, or returns `None` while all are in use. On first use, allocates
+    /// the buffers on the NUMA node that `node` returns, and calls `created` with them and with whether to register
+    /// them.
     pub(super) fn take(
         &mut self,
         block_bytes: u64,

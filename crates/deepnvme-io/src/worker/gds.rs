@@ -51,7 +51,7 @@ impl GdsRoute {
         self.setup.as_ref().and_then(|setup| setup.gds.take_refusal())
     }
 
-    /// Records why cuFile is unavailable. Fails if cuFile is required.
+    /// Records why a block does not use cuFile. Fails if cuFile is required.
     pub(super) fn fall_back(&self, reason: &str, stats: &WorkerStats) -> Result<()> {
         if self.setup.as_ref().is_some_and(|setup| setup.mode == DirectMode::Required) {
             return Err(gds_required(reason));
@@ -60,7 +60,8 @@ impl GdsRoute {
         Ok(())
     }
 
-    /// Queues a block that cuFile does not take for bounce buffers, split as needed.
+    /// Splits a block that cuFile does not take into the size of bounce buffers, and queues the parts to go through
+    /// these.
     pub(super) fn queue_for_bounce(&mut self, guard: WorkGuard, block: &Block, buffer_bytes: usize) {
         let starts = (block.range.start..block.range.end).step_by(buffer_bytes);
         let guards = guard.split((block.range.end - block.range.start).div_ceil(buffer_bytes as u64));

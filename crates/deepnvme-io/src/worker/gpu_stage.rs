@@ -1,4 +1,4 @@
-//! The copies between bounce buffers and GPUs: before the op of a write, and after that of a read.
+//! The copies between bounce buffers and GPUs: before the op of a write, and after the op of a read.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl GpuStage {
         self.blocks.remove(&number)
     }
 
-    /// Sleeps until a copy is complete.
+    /// Sleeps until a copy is complete, at most a second.
     pub(super) fn wait_for_one(&self) {
         if let Some(copier) = &self.copier {
             copier.wait_for_one();

@@ -13,7 +13,7 @@ use crate::request::WorkGuard;
 use crate::split::{Block, IoMode, Route};
 use crate::sync::{Instant, thread};
 
-/// Retries of [`RETRIES_MAX`] that run immediately. Later ones are spaced by [`RETRY_PAUSE`].
+/// How many of the [`RETRIES_MAX`] retries run immediately. [`RETRY_PAUSE`] precedes each later one.
 pub const RETRIES_AT_ONCE: u32 = 10;
 /// Pause before a late retry.
 pub const RETRY_PAUSE: Duration = Duration::from_millis(1);
@@ -72,7 +72,7 @@ pub(super) struct CompletedBlock {
 }
 
 impl CompletedBlock {
-    /// The block completes now.
+    /// Creates the record of a block that completes now.
     pub(super) fn now(block: InFlightOp) -> Self {
         Self { latency: block.timing.started.elapsed(), block }
     }
@@ -197,7 +197,7 @@ impl InFlightOp {
         part.len().is_ok_and(|bytes| bytes > base + self.progress.reached as u64)
     }
 
-    /// Returns whether to retry a refused sync.
+    /// Counts a refusal of a sync, and returns whether to retry. Pauses before a late retry.
     pub(super) fn may_retry(&mut self, errno: Errno) -> bool {
         self.progress.retries += 1;
         let may = matches!(errno, Errno::INTR | Errno::AGAIN) && self.progress.retries <= RETRIES_MAX;
@@ -232,7 +232,7 @@ impl InFlightOp {
         matches!(&self.task, Task::Block { block, .. } if block.route == Route::Gds)
     }
 
-    /// Returns the bounce buffer of a read, whose bytes must be copied to the caller's memory.
+    /// Returns the bounce buffer of a read. Its bytes are still to be copied to the caller's memory.
     pub(super) fn bounced_read(&self) -> Option<&Slot> {
         self.buffer.as_ref().filter(|_| self.guard.request().plan.direction() == Direction::Read)
     }

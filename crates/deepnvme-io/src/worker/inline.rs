@@ -1,4 +1,4 @@
-//! Small transfers run on the waiting caller's own thread, without a thread switch.
+//! Small requests run on the waiting caller's own thread, without a thread switch.
 
 use std::sync::Arc;
 

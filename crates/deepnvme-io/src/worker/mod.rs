@@ -1,10 +1,12 @@
-//! The worker loop: one thread and one backend. It fills the queue to its depth, reaps at least one op, and repeats.
+//! The worker loop: one thread and one backend. It fills the window of ops in flight, reaps at least one op, and
+//! repeats.
 //!
 //! Workers implement the rules above the backends: they continue short transfers, retry interrupted ones, fall back
-//! from direct to buffered I/O, and copy to and from bounce buffers. `io_loop` drives the backend with the ops
-//! `in_flight`. `window` limits the ops in flight, and `outcome` decides
-//! what follows a completion; both are pure. `bounce` has the bounce buffers, `gpu_stage` the copies to and from GPUs,
-//! and `gds` the route past both. `inline` runs small transfers on the caller's own thread, by the same rules.
+//! from direct to buffered I/O and from cuFile to bounce buffers, and copy to and from bounce buffers. `io_loop` drives
+//! the backend, and `in_flight` has its ops. `window` limits the ops in flight, and `outcome` decides what follows a
+//! completion; both are pure. `accounts` is where a worker counts and records. `bounce` has the bounce buffers,
+//! `gpu_stage` the copies to and from GPUs, and `gds` the route past both. `inline` runs small requests on the caller's
+//! own thread, by the same rules.
 
 use std::sync::Arc;
 
@@ -87,7 +89,7 @@ impl<'a> Worker<'a> {
         }
     }
 
-    /// Submits as much as fits.
+    /// Takes and submits work until the window is full or a block must wait for a bounce buffer.
     fn fill(&mut self) -> Result<()> {
         if !self.may_take_work() {
             return Ok(());
@@ -122,7 +124,7 @@ impl<'a> Worker<'a> {
 
     /// Copies, sleeps or reaps. Returns false if the worker must end.
     fn sleep_or_reap(&mut self) -> Result<bool> {
-        // Copies one block and returns to `fill`. Its bounce buffer then carries the next block while the following one
+        // Copies one block and returns to `fill`. The bounce buffer then carries the next block while the following one
         // is copied.
         if self.io_loop.copy_completed_read()? || self.io_loop.handle_gpu_copies()? {
             return Ok(true);
@@ -151,7 +153,7 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Gives the files of a request their size.
+/// Gives the files of a request their final size, or space.
 pub(crate) fn prepare(guard: WorkGuard) {
     let request = guard.request();
     let sized = if request.has_failed() { Ok(()) } else { request.set_file_sizes() };

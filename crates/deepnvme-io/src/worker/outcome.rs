@@ -15,7 +15,8 @@ pub(super) enum Outcome {
     Continue { bytes: usize },
     /// Submit the same op again.
     Retry,
-    /// The file does not support direct I/O, for this reason: submit the same op through the page cache.
+    /// The first direct op was refused, for this reason: submit the same op through the page cache, or an op of cuFile
+    /// through a bounce buffer.
     GoBuffered(String),
     /// The file ended early.
     EndOfFile,
@@ -35,7 +36,7 @@ pub(super) struct BlockProgress {
 /// The op that completed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Attempt {
-    /// Bytes of the block before this op.
+    /// Bytes of the block's range before this op.
     pub(super) before: usize,
     /// Bytes from the start of the block that complete it.
     pub(super) needed: usize,

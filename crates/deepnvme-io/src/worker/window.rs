@@ -1,8 +1,9 @@
 //! Limits the ops in flight. This module does no I/O.
 //!
-//! Virtual machines' devices take all available ops and report them together when all are done, so a deep queue keeps
-//! them busy. On a slow device, the same queue is many seconds of work, which delays other programs and cancellation.
-//! The window therefore covers the work of a device within [`LATENCY_TARGET`], between [`OPS_MIN`] and the queue depth.
+//! The devices of virtual machines take all available ops and report them together when all are done, so a deep queue
+//! keeps them busy. On a slow device, the same queue is many seconds of work, which delays other programs and
+//! cancellation. The window therefore covers the work of a device within [`LATENCY_TARGET`], between [`OPS_MIN`] and
+//! the queue depth.
 
 use std::time::Duration;
 
@@ -22,12 +23,12 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Adapts to the device.
+    /// Creates a window that adapts to the device.
     pub(super) fn adapting(queue_depth: u32) -> Self {
         Self { ops: OPS_INITIAL.min(queue_depth), ops_min: OPS_MIN.min(queue_depth), ops_max: queue_depth }
     }
 
-    /// Always equals the queue depth.
+    /// Creates a window that always equals the queue depth.
     pub(super) fn fixed(queue_depth: u32) -> Self {
         Self { ops: queue_depth, ops_min: queue_depth, ops_max: queue_depth }
     }

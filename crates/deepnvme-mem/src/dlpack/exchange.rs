@@ -1,7 +1,7 @@
 //! DLPack's table of C functions, to inspect another library's tensors without calling Python.
 //!
 //! A producer offers the table as a capsule in the attribute `__dlpack_c_exchange_api__` of its tensor type (DLPack
-//! 1.3, torch 2.10). Only the one function used here is typed.
+//! 1.3, torch 2.10). Only the two functions used here are typed.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -20,8 +20,8 @@ pub struct ExchangeApi {
     import_owned: *const c_void,
     /// Describes a tensor that the producer keeps owning. Returns 0, or -1 with a Python exception set.
     describe: Option<unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> c_int>,
-    /// Stores the stream that the calling thread gives work to, on a device of a type. Returns 0, or -1 with a Python
-    /// exception set.
+    /// Stores the stream that the calling thread gives work to. The arguments are the type of a device, its index, and
+    /// where to store the stream. Returns 0, or -1 with a Python exception set.
     current_work_stream: Option<unsafe extern "C" fn(c_int, i32, *mut *mut c_void) -> c_int>,
 }
 
@@ -40,7 +40,8 @@ impl ExchangeApi {
     /// The pointer comes from a capsule of [`Self::CAPSULE_NAME`] whose producer keeps the table forever.
     #[must_use]
     pub unsafe fn from_capsule(pointer: NonNull<c_void>) -> Option<&'static Self> {
-        // SAFETY: every major version starts with its version.
+        // SAFETY: the pointer is to a table, as the caller of `from_capsule` ensures, and the table of every major
+        // version starts with its version.
         let version = unsafe { pointer.cast::<DLPackVersion>().read() };
         if version.major != VERSION.major {
             return None;

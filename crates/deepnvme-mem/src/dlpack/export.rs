@@ -16,7 +16,7 @@ pub struct Exported<M: Managed> {
     managed: NonNull<M>,
 }
 
-// SAFETY: the pointer owns a `RegionMut` and two vectors, which may be sent to and dropped on any thread.
+// SAFETY: the pointer owns boxes with a `RegionMut` and two vectors, which may be sent to and dropped on any thread.
 unsafe impl<M: Managed> Send for Exported<M> {}
 
 impl<M: Managed> Exported<M> {
@@ -52,7 +52,8 @@ impl<M: Managed> fmt::Debug for Exported<M> {
 /// ```
 ///
 /// # Errors
-/// `InvalidInput` if the memory is not contiguous or too small for the shape, or elements do not fill whole bytes.
+/// `InvalidInput` if the memory is not contiguous or too small for the shape, the shape has too many dimensions, or
+/// elements do not fill whole bytes.
 pub fn export<M: Managed>(memory: RegionMut, shape: &[usize], dtype: DLDataType) -> io::Result<Exported<M>> {
     let refuse = |message: String| io::Error::new(io::ErrorKind::InvalidInput, message);
     let item_bytes = dtype.item_bytes().ok_or_else(|| refuse(format!("{dtype:?} does not fill whole bytes")))?;

@@ -36,9 +36,9 @@ unsafe impl Sync for Imported {}
 /// failure the tensor keeps its owner.
 ///
 /// # Errors
-/// `InvalidInput` if the tensor is inconsistent (no or too many dimensions, negative counts, no memory for its
-/// elements, strides that leave the address space). `Unsupported` for elements that do not fill whole bytes and for
-/// another major version of DLPack.
+/// `InvalidInput` if the pointer is null or not aligned, or the tensor is inconsistent (a negative number of dimensions
+/// or too many, negative counts, no memory for its elements, strides that leave the address space). `Unsupported` for
+/// elements that do not fill whole bytes and for another major version of DLPack.
 ///
 /// # Safety
 /// `managed` points at a live managed tensor of type `M` that was not taken yet. Its lists are null or have `ndim`

@@ -50,7 +50,8 @@ pub(super) unsafe fn layout_of(tensor: &DLTensor, item_bytes: usize) -> io::Resu
     Strided::new(shape, stride_bytes, item_bytes)
 }
 
-/// Checks that every element lies above address zero and below the end of the address space.
+/// Checks that there is memory if there are elements, and that every element lies above address zero and below the end
+/// of the address space.
 pub(super) fn check_addresses(data: usize, byte_offset: usize, layout: &Strided) -> io::Result<()> {
     if layout.total_bytes() == 0 {
         return Ok(());

@@ -22,11 +22,11 @@ pub trait Managed: Sized + 'static + sealed::Sealed {
     fn deleter(&self) -> Option<Deleter<Self>>;
     /// The owner, for the deleter.
     fn manager_ctx(&self) -> *mut c_void;
-    /// The version, if the form has one.
+    /// The version. [`VERSION`] if the form has none.
     fn version(&self) -> DLPackVersion {
         VERSION
     }
-    /// The `FLAG_*` bits, if the form has them.
+    /// The `FLAG_*` bits. 0 if the form has none.
     fn flags(&self) -> u64 {
         0
     }

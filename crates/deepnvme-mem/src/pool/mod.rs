@@ -19,7 +19,7 @@ use slot::{FreeSlots, SlotLayout, Slots};
 
 /// A fixed number of equal slots of memory. Each starts on a page, and all lie in one arena.
 ///
-/// The pool never grows: callers wait while it is empty, and [`Pool::bound_bytes`] is all the memory it ever uses.
+/// The pool never grows: callers wait while no slot is free, and [`Pool::bound_bytes`] is all the memory it ever uses.
 /// Clones share the slots. The arena is freed with the last clone, slot and region of it, in any order.
 ///
 /// ```
@@ -37,7 +37,7 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Allocates `slots` slots of `slot_bytes`, rounded up to whole pages. With `lock`, they are pinned if the
+    /// Allocates `slots` slots of `slot_bytes`, each of which takes whole pages. With `lock`, they are pinned if the
     /// kernel allows it; [`Pool::lock_state`] returns the outcome.
     ///
     /// # Errors
@@ -71,8 +71,9 @@ impl Pool {
         Ok(Self { slots: Arc::new(Slots { arena, lock_state, layout, free, returned }) })
     }
 
-    /// Divides one of its slots into smaller ones of `part_bytes`, a multiple of the page size. The slot returns here
-    /// once the new pool, and every slot and region of it, are dropped.
+    /// Divides one of its slots into smaller ones of `part_bytes`, a multiple of [`PAGE_BYTES`](crate::PAGE_BYTES). A
+    /// rest that is smaller than a part is unused. The slot returns here once the new pool, and every slot and region
+    /// of it, are dropped.
     ///
     /// ```
     /// use deepnvme_mem::Pool;
@@ -85,7 +86,7 @@ impl Pool {
     /// ```
     ///
     /// # Panics
-    /// If `part_bytes` is no multiple of the page size, or larger than the slot.
+    /// If `part_bytes` is zero, no multiple of [`PAGE_BYTES`](crate::PAGE_BYTES), or larger than the slot.
     #[must_use]
     pub fn divide(&self, slot: Slot, part_bytes: usize) -> Self {
         let count = slot.len().checked_div(part_bytes).unwrap_or(0);
@@ -109,7 +110,7 @@ impl Pool {
         Some(Slot::new(Arc::clone(&self.slots), index))
     }
 
-    /// Takes a slot. Waits up to `timeout` for one to be returned.
+    /// Takes a slot. Waits up to `timeout` for one to be returned, and returns `None` after that.
     #[must_use]
     pub fn take_timeout(&self, timeout: Duration) -> Option<Slot> {
         // A deadline beyond the clock's range means to wait forever.
@@ -154,7 +155,8 @@ impl Pool {
         self.slots.arena.len()
     }
 
-    /// Returns the whole arena, to register it with the kernel or a device. Slots are adjacent in it.
+    /// Returns the whole arena, to register it with the kernel or a device. Its bytes belong to the holders of the
+    /// slots.
     #[must_use]
     pub fn arena(&self) -> Region {
         self.slots.arena.region()

@@ -38,7 +38,7 @@ impl Slot {
         Self { index, memory: RegionMut::of(memory.with_owner(guard)) }
     }
 
-    /// Returns its memory, which returns the slot to its pool when it is dropped.
+    /// Returns the slot's memory. The slot returns to its pool when the memory is dropped.
     pub(super) fn into_memory(self) -> RegionMut {
         self.memory
     }
@@ -85,11 +85,12 @@ impl Slot {
     /// If a range is out of bounds, or the target is not in host memory.
     pub fn scatter(&self, at: usize, target: &RegionMut, to: usize, len: usize) {
         self.assert_inside(at, len);
-        // SAFETY: the range was checked against the slot, and a `RegionMut` is writable.
+        // SAFETY: the range was checked against the slot, whose memory the guard keeps alive, and a `RegionMut` is
+        // writable.
         unsafe { target.raw.copy_in(to, self.memory.raw.start().add(at), len) }
     }
 
-    /// Returns the bytes. It borrows the slot exclusively, so that no I/O into it can start while the slice lives.
+    /// Returns the bytes. The slot is borrowed exclusively, so that no I/O into it can start while the slice lives.
     ///
     /// # Panics
     /// If a region of the slot is alive, since I/O in flight may hold it: drop the operation first.
@@ -108,7 +109,8 @@ impl Slot {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.assert_no_region();
         // SAFETY: the slot's memory is initialised, and no region of it is alive. The slot is borrowed while the slice
-        // lives, so no region can be created.
+        // lives, so no region can be created. Holders of the whole arena (`Pool::arena`) register it and access no byte
+        // of it.
         unsafe { slice::from_raw_parts_mut(self.memory.raw.start(), self.len()) }
     }
 

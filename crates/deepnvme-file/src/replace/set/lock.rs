@@ -15,7 +15,8 @@ const LOCK_WAIT_MAX: Duration = Duration::from_secs(60);
 
 const LOCK_STEP: Duration = Duration::from_millis(2);
 
-/// Opens and locks the current index. `Some(None)`: there is none. `None`: it changed meanwhile.
+/// Opens and locks the current index. `Some(None)`: there is no index. `None`: the index changed meanwhile. Fails with
+/// `Busy` if another process holds the index for over a minute.
 pub(super) fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
     let refused = |errno| Error::os("replace", errno).at_path(index);
     let file = match fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
@@ -24,7 +25,7 @@ pub(super) fn lock_current(index: &Path) -> Result<Option<Option<Locked>>> {
     };
     let file = Locked(file);
     let began = Instant::now();
-    // Without locks the later of two commits wins, and the other's members stay.
+    // On a file system without locks, the later of two commits wins, and the other's members stay.
     while fs::try_lock(file.0.as_fd()) == Ok(false) {
         if began.elapsed() > LOCK_WAIT_MAX {
             let detail = "another process is replacing this set, and does not finish; end it, or wait for it";

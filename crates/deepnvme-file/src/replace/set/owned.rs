@@ -37,7 +37,7 @@ impl Owned {
         let listed = listed_files(&value, path);
         let record = find_record(&value, record_at).and_then(|record| Record::deserialize(record).ok());
         let record = record.filter(|_| state == ChecksumState::Matches);
-        // A foreign or edited index, a copy, another name of an index, or one from a network owns nothing here.
+        // A foreign or edited index, a copy, another name of an index, or the index of another user owns nothing here.
         let is_own =
             |record: &Record| record.index == mark(&stat) && stat.user == fs::user() && record.is_at(path, &stat);
         let Some(record) = record.filter(is_own) else {
@@ -93,7 +93,7 @@ impl Owned {
 
 /// The outcome of removing the members of an index.
 pub(super) struct Removal {
-    /// Whether all that may be removed are gone.
+    /// Whether all members that may be removed are gone.
     pub(super) are_gone: bool,
     /// Members that somebody has replaced or written to. They stay.
     pub(super) changed: Vec<PathBuf>,
@@ -154,7 +154,8 @@ pub(super) fn remove_listed<'a>(
     are_gone && sync_folders_of(listed.map(|(path, _)| path))
 }
 
-/// Removes an unlisted member if its identity matches the list. Returns false if it may be left.
+/// Removes a member whose identity is the stated one, unless the current index uses it (`live`). Returns false if it
+/// may be left.
 pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<FileId>) -> bool {
     let is_ours = |stat: &Stat| {
         stat.user == fs::user()
@@ -169,7 +170,8 @@ pub(super) fn remove_member(path: &Path, stated: &str, live: &HashSet<FileId>) -
     }
 }
 
-/// Filters the files whose removal may not be on disk yet. They stay recorded until it is, or somebody writes to them.
+/// Returns the files whose removal may not be on disk yet. They stay recorded until it is, or until somebody writes to
+/// them.
 pub(super) fn lingering(replaced: &[(PathBuf, String)]) -> Vec<(PathBuf, String)> {
     let is_due = |(path, stated): &&(PathBuf, String)| match fs::stat_link(path) {
         Ok(stat) => is_marked(&stat, stated) && is_as_written(&stat, stated),

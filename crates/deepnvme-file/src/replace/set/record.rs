@@ -53,8 +53,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Whether the index with this record is the one that was written under this name. With a single name it is, also
-    /// after it was renamed.
+    /// Whether the index with this record is the one that was written under this name. An index with a single name is,
+    /// even after it was renamed.
     pub(super) fn is_at(&self, path: &Path, stat: &Stat) -> bool {
         stat.links == 1
             || (self.name == name_of(path).escape_ascii().to_string()
@@ -90,8 +90,8 @@ fn is_recorded_form(path: &Path) -> bool {
     path.is_absolute() || path.components().eq([Component::Normal(path.as_os_str())])
 }
 
-/// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Others were not written by
-/// this library, and lead out of the folder.
+/// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Other paths were not
+/// written by this library, and may lead out of the folder.
 pub(super) fn resolve_paths(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
     let ours = members.into_iter().filter(|(path, _)| is_recorded_form(path));
     ours.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
@@ -135,8 +135,8 @@ pub(super) struct List {
     pub(super) state: ChecksumState,
 }
 
-/// Parses an index or intent. Returns `None` if it is neither. A read failure is an error, since the content is
-/// unknown.
+/// Parses an index or intent. Returns `None` if the file is too large, not a regular file, or not JSON. A read failure
+/// is an error, since the content is unknown.
 pub(super) fn read(file: &OwnedFd, path: &Path) -> Result<Option<List>> {
     match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
         Ok(text) => {

@@ -144,7 +144,7 @@ fn folder_to_rename() -> (TempDir, PathBuf, PathBuf) {
     (above, folder, renamed)
 }
 
-/// Starts threads that save at once, each other contents.
+/// Starts threads that save at the same time, each with different contents.
 fn spawn_savers<'scope>(scope: &'scope Scope<'scope, '_>, index: &'scope Path, round: u32, savers: u32) {
     for saver in 0..savers {
         scope.spawn(move || save(index, &format!("{round}-{saver}")).unwrap());

@@ -24,7 +24,7 @@ use super::op_slots::OpSlots;
 use crate::error::{Error, Result};
 use crate::op::{Completion, Errno, Op, Submit, SubmitMode};
 
-/// Maximum queue depth, well below the limit of the kernel's counter.
+/// Maximum queue depth, far below the size at which `io_setup` returns EINVAL.
 const DEPTH_MAX: u32 = 32 * 1024;
 /// Pause when the kernel has no room although nothing of ours is in flight.
 const STALL_PAUSE: Duration = Duration::from_millis(1);
@@ -48,7 +48,8 @@ impl AioBackend {
     /// Sets up a queue in the kernel.
     ///
     /// # Errors
-    /// The error of `io_setup`: not in this kernel, forbidden, or the system's limit of AIO ops is reached.
+    /// The error of `io_setup`: not in this kernel, forbidden, or the system's limit of AIO ops is reached. The error
+    /// of `eventfd`.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         // One more than the ops, for the poll of the waker.
         Self::open_with_room(setup, setup.queue_depth.clamp(1, DEPTH_MAX) + 1)
@@ -79,7 +80,8 @@ impl AioBackend {
         while !self.collected.is_empty() {
             let blocks = self.collected.make_contiguous();
             let mut pointers: Vec<*mut ControlBlock> = blocks.iter_mut().map(std::ptr::from_mut).collect();
-            // SAFETY: `ops` owns each op's memory, file and iovecs until its event has been fetched.
+            // SAFETY: the pointers are to blocks of `collected`, which live for the call. `ops` owns each op's memory,
+            // file and iovecs until its event has been fetched, and leaks them if it never is.
             match unsafe { self.context.submit(&mut pointers) } {
                 Ok(0) | Err(Errno::AGAIN) => return Ok(()),
                 Ok(taken) => drop(self.collected.drain(..taken)),
@@ -105,7 +107,7 @@ impl AioBackend {
         self.ended.extend(self.ops.complete(index, kernel_result));
     }
 
-    /// Fetches events. Waits for the first if `wait`.
+    /// Fetches events. With `wait`, waits for the first one, or until the next check for a wake.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         let timeout = if wait { self.waker.wait_max() } else { Some(zero) };
@@ -125,8 +127,8 @@ impl AioBackend {
         Ok(())
     }
 
-    /// Handles a kernel without room although nothing of ours is in flight. Pauses once, then fails the first op with
-    /// it, so that the policy above decides how often to retry.
+    /// Handles a kernel without room although nothing of ours is in flight. Pauses, and submits again. If the kernel
+    /// still has no room, the first op fails with EAGAIN, so that the worker decides how often to retry.
     fn stalled(&mut self) -> Result<()> {
         std::thread::sleep(STALL_PAUSE);
         let before = self.collected.len();

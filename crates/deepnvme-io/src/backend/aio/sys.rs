@@ -56,7 +56,8 @@ pub(super) struct IoEvent {
 const _: () = assert!(mem::size_of::<ControlBlock>() == 64 && mem::size_of::<IoEvent>() == 32);
 
 impl ControlBlock {
-    /// Creates a transfer between `fd` at `offset` and `bytes` bytes (or that many iovecs) at `buffer`.
+    /// Creates a control block. A transfer is between `fd` at `offset` and `bytes` bytes (or that many iovecs) at
+    /// `buffer`. A sync uses only `fd`.
     pub(super) fn new(command: Command, fd: RawFd, buffer: usize, bytes: usize, offset: u64) -> Self {
         Self {
             command: command as u16,
@@ -84,7 +85,7 @@ impl ControlBlock {
     }
 }
 
-/// A queue in the kernel. Dropping it destroys the queue, which waits for the ops in flight.
+/// A queue in the kernel. Dropping it destroys the queue, and waits for the ops in flight.
 #[derive(Debug)]
 pub(super) struct Context(libc::c_ulong);
 
@@ -100,16 +101,18 @@ impl Context {
     /// `io_submit`: returns how many of the blocks, from the first, the kernel accepted. An error is about the first.
     ///
     /// # Safety
-    /// The memory that the blocks refer to, and the iovecs, stay valid until their events have been fetched.
+    /// Each pointer is to a valid block. The memory that the blocks refer to, and the iovecs, stay valid until the
+    /// events of the blocks have been fetched.
     pub(super) unsafe fn submit(&self, blocks: &mut [*mut ControlBlock]) -> Result<usize, Errno> {
-        // SAFETY: the array of pointers is valid for the call. The control blocks' memory and iovecs stay valid until
-        // their events, as the caller of `submit` ensures: the backend keeps each op until it has reaped it.
+        // SAFETY: the array of pointers is valid for the call. The control blocks are valid, and their memory and
+        // iovecs stay valid until their events, as the caller of `submit` ensures.
         let taken =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, blocks.len() as libc::c_long, blocks.as_mut_ptr()) };
         checked(taken)
     }
 
-    /// `io_getevents`: waits for `min` events, or until `timeout`, and fetches up to `events.len()`.
+    /// `io_getevents`: waits for `min` events, at most for `timeout` (`None`: without a limit), and fetches up to
+    /// `events.len()`. Returns their number.
     pub(super) fn events(
         &self,
         min: usize,
@@ -134,7 +137,8 @@ impl Context {
     /// `io_cancel`: cancels a submitted block. Its event still arrives.
     pub(super) fn cancel(&self, block: &mut ControlBlock) -> Result<(), Errno> {
         let mut event = IoEvent::default();
-        // SAFETY: both structures are valid for the call. The kernel only reads the block to find its op.
+        // SAFETY: both structures are valid for the call. The kernel finds the op by the block's address, and changes
+        // no byte of the block.
         checked(unsafe { libc::syscall(libc::SYS_io_cancel, self.0, ptr::from_mut(block), &raw mut event) })?;
         Ok(())
     }

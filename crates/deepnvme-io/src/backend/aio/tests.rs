@@ -1,4 +1,4 @@
-//! Tests rare kernel behaviour: partial acceptance of submissions.
+//! Tests rare kernel behaviour: a submission that is accepted in part, no poll, and no room for another queue.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;

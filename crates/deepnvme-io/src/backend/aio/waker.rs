@@ -1,4 +1,4 @@
-//! The poll of the waker's eventfd. It is always in the queue, and does not count as an op.
+//! The poll of the waker's eventfd. Each `reap` puts it into the queue if it is not there. It does not count as an op.
 #![allow(unsafe_code)]
 
 use super::sys::{Context, ControlBlock, IoEvent};
@@ -8,7 +8,8 @@ use crate::op::Errno;
 
 /// The `data` of the poll's events. Events of ops have a slot number there.
 pub(super) const WAKE_DATA: u64 = u64::MAX;
-/// Interval of checks if the kernel cannot poll with AIO (before 4.18, some sandboxes).
+/// Interval of checks for a wake while no poll is in the queue. The kernel cannot poll with AIO (before Linux 4.19,
+/// some sandboxes), or its queue has no room.
 const CHECK_INTERVAL_NS: libc::c_long = 1_000_000;
 
 /// The poll, and the wakes that it has announced.
@@ -34,16 +35,17 @@ impl Waker {
             return;
         }
         let mut block = [std::ptr::from_mut(&mut *self.block)];
-        // SAFETY: a poll touches no memory. The block is boxed and lives until the queue is destroyed.
+        // SAFETY: the block is valid, and a poll touches no memory. The block is boxed, and the backend destroys the
+        // queue before it drops this waker.
         match unsafe { context.submit(&mut block) } {
             Ok(taken) => self.armed = taken == 1,
-            // The queue is full. The next reap tries again.
+            // No room now, or a signal. The next reap tries again.
             Err(Errno::AGAIN | Errno::INTR) => {}
             Err(_) => self.supported = false,
         }
     }
 
-    /// Returns the maximum wait for events. Without a poll, the wait must end to check for a wake.
+    /// Returns the maximum wait for events: without a poll, the wait must end to check for a wake. `None`: no limit.
     pub(super) fn wait_max(&self) -> Option<libc::timespec> {
         (!self.armed).then_some(libc::timespec { tv_sec: 0, tv_nsec: CHECK_INTERVAL_NS })
     }
@@ -55,7 +57,7 @@ impl Waker {
         self.check();
     }
 
-    /// Checks for a wake that no event could announce.
+    /// Checks for a wake while no poll is in the queue to announce it.
     pub(super) fn check(&mut self) {
         if !self.armed && self.wakes.event().is_pending() {
             self.wakes.set();

@@ -14,7 +14,7 @@ const IDLE_MAX: usize = 64;
 pub(super) struct Batches {
     /// Each with its GPU.
     idle: Mutex<Vec<(u32, Batch)>>,
-    /// Whether cuFile has refused a batch. From then on, calls are made one by one.
+    /// Whether cuFile has refused a batch. From then on, each op is one call.
     pub(super) are_refused: AtomicBool,
     pub(super) submissions: AtomicU64,
 }
@@ -27,7 +27,7 @@ impl Batches {
         Some(idle.swap_remove(place).1)
     }
 
-    /// Keeps an empty batch for reuse.
+    /// Keeps a batch without transfers in flight for reuse, or drops it if enough are kept.
     pub(super) fn put_back(&self, index: u32, batch: Batch) {
         let mut idle = lock(&self.idle);
         if idle.len() < IDLE_MAX {

@@ -21,7 +21,8 @@ const BATCHES_MAX: u32 = 4;
 
 /// A main backend and cuFile.
 pub(crate) struct GdsBackend {
-    // Dropped first: it waits for cuFile's work. Created for the first op, when cuFile's features are known.
+    // Dropped first: it waits for cuFile's work. Created for the first op with GPU memory, when cuFile's features are
+    // known.
     pool: Option<Pool>,
     main: Box<dyn Backend>,
     wake: Arc<Waker>,
@@ -31,7 +32,7 @@ pub(crate) struct GdsBackend {
     in_flight: u32,
 }
 
-/// Distinguishes requested wakes from those of completed transfers.
+/// Distinguishes wakes by other threads from those of completed transfers.
 struct Waker {
     main: Arc<dyn Wake>,
     is_wanted: AtomicBool,
@@ -110,12 +111,12 @@ impl Backend for GdsBackend {
         let (before, min) = (completions.len(), min as usize);
         loop {
             self.take_completions(completions);
-            // From here on, a completed transfer wakes the main backend, even before it has begun to wait.
+            // A transfer that completes from here on wakes the main backend, even before the backend has begun to wait.
             let missing = min.saturating_sub(completions.len() - before);
             self.main.reap(missing as u32, completions)?;
             self.take_completions(completions);
             let is_over = completions.len() - before >= min;
-            // A requested wake also ends it, and counts for one reap.
+            // A wake by another thread also ends the wait, and counts for one reap.
             if is_over || self.wake.is_wanted.swap(false, Ordering::AcqRel) {
                 return Ok(());
             }

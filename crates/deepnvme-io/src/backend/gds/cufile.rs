@@ -33,14 +33,14 @@ pub(crate) trait CudaDevices: Debug + Send + Sync {
 pub(crate) struct Gds {
     devices: Arc<dyn CudaDevices>,
     opened: OnceLock<CuFile>,
-    /// Held while opening.
+    /// Why cuFile was not opened. Locked while opening.
     failure: Mutex<Option<OpenFailure>>,
     /// cuFile's last refusal of a transfer.
     refusal: Mutex<Option<String>>,
     pub(super) batches: Batches,
     pub(super) registrations: Arc<Registrations>,
     file_systems: FileSystems,
-    /// Registrations, evictions among them, and bytes moved from and to registered memory.
+    /// Registrations, registrations that were evicted for them, and bytes moved from and to registered memory.
     registered: AtomicU64,
     evicted: AtomicU64,
     bytes_registered: AtomicU64,
@@ -50,8 +50,8 @@ pub(crate) struct Gds {
 #[derive(Debug)]
 struct OpenFailure {
     reason: String,
-    /// If the library was not found: the count of libraries that the process had loaded. Another search is made when it
-    /// has grown: torch, for instance, brings cuFile with it.
+    /// If the library was not found: how many libraries the process had loaded. Another search is made once it has
+    /// loaded more: torch, for instance, brings cuFile with it.
     libraries: Option<u64>,
 }
 
@@ -83,7 +83,7 @@ impl Gds {
         }
     }
 
-    /// Registers GPU memory with cuFile, or records why it is not registered.
+    /// Registers GPU memory with cuFile. If cuFile refuses, the result has the reason.
     pub(crate) fn register_memory(&self, memory: Region) -> Result<GpuRegistration> {
         let Device::Cuda { index } = memory.device() else {
             return Err(Error::invalid("only memory of a GPU is pinned for cuFile; this is the host's"));
@@ -141,8 +141,8 @@ impl Gds {
         }
     }
 
-    /// Registers a file with cuFile until the result is dropped. Returns the reason if cuFile would copy through the host, as
-    /// far as that is known before a transfer.
+    /// Registers a file with cuFile until the result is dropped. Returns the reason if cuFile is not available, refuses
+    /// the file, or would copy through the host, as far as that is known before a transfer.
     pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<RegisteredFile, String> {
         let cufile = self.cufile()?;
         if cufile.refuses_copies() {
@@ -182,8 +182,9 @@ impl Gds {
         self.outcome(moved, is_registered)
     }
 
-    /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge. An op that was copied through
-    /// the host counts as refused, and is repeated with a bounce buffer.
+    /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge, or the rules for file
+    /// systems if these cannot tell. An op that was copied through the host counts as refused, and the worker repeats
+    /// it with a bounce buffer.
     pub(super) fn perform_trial(&self, op: &Op) -> std::result::Result<usize, Errno> {
         let (Some(device), Ok(cufile)) = (op.cufile.as_ref().and_then(RegisteredFile::untried), self.cufile()) else {
             return self.perform(op);
@@ -224,15 +225,15 @@ impl Gds {
         }
     }
 
-    /// Moves the bytes of an op with one call. Returns also whether cuFile knows the memory.
+    /// Moves the bytes of an op with one call. Returns also whether all of the memory is registered.
     fn transfer(&self, op: &Op) -> std::result::Result<(IoResult, bool), Errno> {
         let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
         let Acquired { span, is_registered, registration_use } =
             self.registrations.acquire(index, memory.addr(), memory.len());
-        // SAFETY: the op keeps the memory, which is contiguous on that device. Callers order the requests that use the
-        // same memory.
+        // SAFETY: the op keeps the memory, which is contiguous on that device, as the router of blocks ensures. Callers
+        // order the requests that use the same memory.
         let moved = unsafe {
             match op.kind {
                 OpKind::Read => file.handle().read(&device, span, op.offset),
@@ -267,7 +268,7 @@ impl Gds {
     }
 }
 
-/// Returns the kernel's error number, or one that tells whether another path may work.
+/// Returns the kernel's error number. For cuFile's own errors, `OPNOTSUPP`: another path may work.
 fn errno_of(error: &IoError) -> Errno {
     match error {
         IoError::Kernel(errno) => Errno::from_raw_os_error(*errno),

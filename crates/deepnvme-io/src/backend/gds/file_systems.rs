@@ -1,9 +1,9 @@
-//! Which file systems cuFile transfers from and to directly, where it does not refuse files that it would copy through the
-//! host.
+//! Tells which file systems cuFile transfers from and to directly. This is needed if cuFile accepts files that it would
+//! copy through the host.
 //!
-//! cuFile chooses by file system and disk. So the first transfer in each direction is a trial, counted by cuFile itself.
-//! Without such counts, the rules of NVIDIA's documentation decide (GPUDirect Storage: Overview Guide, Release Notes): XFS or
-//! ext4 with data=ordered on NVMe drives, alone or in an array.
+//! cuFile chooses by file system and disk. So the first transfer in each direction is a trial, which cuFile itself
+//! counts. Without such counts, the rules of NVIDIA's documentation decide (GPUDirect Storage: Overview Guide, Release
+//! Notes): XFS or ext4 with data=ordered on NVMe drives, alone or in an array.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,7 +15,7 @@ use deepnvme_cuda::TransferCounts;
 use crate::op::OpKind;
 use crate::sync::{Mutex, lock};
 
-/// Most layers of devices: a volume on an array on partitions has three.
+/// Maximum layers of block devices. A volume on an array on partitions has three.
 const DEPTH_MAX: usize = 8;
 
 /// The file systems that an engine has tried, by device number.
@@ -41,7 +41,7 @@ pub(crate) enum Verdict {
     Direct,
     /// The reason why it is not.
     Copied(String),
-    /// Nobody has tried yet.
+    /// Not tried yet, or the counts cannot tell.
     Unknown,
 }
 
@@ -94,15 +94,16 @@ pub(crate) fn device_of(file: impl AsFd) -> Option<u64> {
     rustix::fs::fstat(file).ok().map(|status| status.st_dev)
 }
 
-/// Returns why cuFile would copy through the host, by the rules, for a file system with this device number.
+/// Returns why cuFile would copy through the host, by the rules, for the file system with this device number. `None`:
+/// it is direct.
 pub(crate) fn obstacle_of(device: Option<u64>) -> Option<String> {
     device.map_or_else(|| Some(UNKNOWN.into()), |device| obstacle_at(Path::new("/"), device))
 }
 
 const UNKNOWN: &str = "its file system is unknown";
 
-/// Returns why cuFile would copy through the host, by the rules: the file system, its mount options, and the names of its
-/// disks.
+/// Returns why cuFile would copy through the host, by the rules, which ask for the file system, its mount options and
+/// the names of its disks. `None`: it is direct.
 #[must_use]
 pub fn obstacle<'a>(
     file_system: &str,
@@ -125,7 +126,7 @@ pub fn obstacle<'a>(
     disks.find(|name| !name.starts_with("nvme")).map(|name| format!("{name} is not an NVMe drive"))
 }
 
-/// Applies the rules to the files of `/proc` and `/sys` below a root.
+/// Applies the rules to a file system, as `/proc` and `/sys` below a root describe it.
 fn obstacle_at(root: &Path, device: u64) -> Option<String> {
     let number = format!("{}:{}", rustix::fs::major(device), rustix::fs::minor(device));
     let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).unwrap_or_default();

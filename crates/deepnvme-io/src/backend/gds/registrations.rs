@@ -24,12 +24,12 @@ static OF_PROCESS: std::sync::Mutex<Weak<Registrations>> = std::sync::Mutex::new
 
 /// Registrations by GPU, since cuFile's limit is per GPU.
 ///
-/// A registration ends while no transfer touches its memory. It ends under the table's lock, so that no transfer can
+/// A registration ends only while no transfer touches its memory, and under the table's lock, so that no transfer can
 /// start meanwhile.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
     by_gpu: Mutex<HashMap<u32, Recency<RegisteredRange>>>,
-    /// Held while registering, so that two threads that need room do not evict for each other.
+    /// Held while registering, so that two threads that need room do not evict each other's memory.
     registering: Mutex<()>,
 }
 
@@ -91,8 +91,8 @@ impl Registrations {
         })
     }
 
-    /// Returns cuFile's address of memory, and the guard that keeps it registered. Memory that is not entirely
-    /// registered uses its own address.
+    /// Returns how cuFile addresses memory, and the guard that keeps it registered. Memory that is not entirely
+    /// registered has its own address.
     pub(crate) fn acquire(self: &Arc<Self>, gpu: u32, start: usize, bytes: usize) -> Acquired {
         let mut registration_use = RegistrationUse { registrations: Arc::clone(self), gpu, starts: SmallVec::new() };
         let mut by_gpu = lock(&self.by_gpu);
@@ -115,7 +115,7 @@ impl Registrations {
         Acquired { span: unregistered, is_registered: false, registration_use }
     }
 
-    /// Registers contiguous GPU memory, and evicts the least recently used if needed.
+    /// Registers contiguous GPU memory, and evicts the least recently used memory if needed.
     pub(crate) fn register_memory(
         self: &Arc<Self>,
         cufile: &CuFile,
@@ -153,8 +153,8 @@ impl Registrations {
             evicted += 1;
         }
         loop {
-            // SAFETY: `GpuRegistration` keeps the memory until it removes the registration, or leaves that to the last
-            // transfer, whose op keeps the memory.
+            // SAFETY: `GpuRegistration` keeps the memory, and its drop ends the registration. If transfers use the
+            // memory at that moment, the last one ends the registration, and its op keeps the memory until then.
             match unsafe { BufferRegistration::new(cufile, device, start, bytes, Box::new(())) } {
                 Ok(registration) => {
                     let token = Arc::new(());
@@ -194,7 +194,7 @@ impl Drop for RegistrationUse {
 }
 
 impl GpuRegistration {
-    /// Holds memory that cuFile has not registered, with the reason.
+    /// Creates the registration of memory that cuFile has not registered, with the reason.
     pub(crate) fn without(reason: String, memory: Region) -> Self {
         let gpu = match memory.device() {
             Place::Cuda { index } => index,

@@ -17,8 +17,8 @@ use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
 /// Maximum transfers of one batch.
 pub(super) const ENTRIES_MAX: usize = 64;
-/// How long a batch may be silent before it is cancelled, and then abandoned. As long as the kernel's timeout for a
-/// disk.
+/// How long a batch may report nothing before it is cancelled, and as long again before it is abandoned. As long as the
+/// kernel's timeout for a disk.
 const BATCH_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An op for a batch, with everything that it needs.
@@ -74,7 +74,7 @@ impl Gds {
         }
     }
 
-    /// Performs ops on one GPU with a batch. Returns the ones that were not started.
+    /// Performs ops on one GPU with a batch. Returns the ops that were not started.
     fn submit(&self, index: u32, ops: Vec<Op>, finish: Finish<'_>) -> Vec<Op> {
         let Some(mut batch) = self.batch(index) else { return ops };
         let mut ready: Vec<Option<BatchOp>> =
@@ -90,7 +90,7 @@ impl Gds {
             return left;
         }
         // SAFETY: each op keeps its memory, which is contiguous on that GPU, and `ready` keeps the file's registration,
-        // until its completion is reported. If that never arrives, both are leaked below.
+        // until its completion is reported. Both are leaked below if the completion never arrives.
         if let Err(error) = unsafe { batch.submit(&entries) } {
             self.batches.are_refused.store(true, Ordering::Relaxed);
             self.refuse(error.to_string());
@@ -99,7 +99,7 @@ impl Gds {
         }
         self.batches.submissions.fetch_add(1, Ordering::Relaxed);
         if self.reap(&mut batch, &mut ready, finish).is_err() {
-            // The cancelled batch may complete with nothing left to start. Cancelled transfers take another path.
+            // A cancelled batch still reports its transfers. The worker repeats cancelled ones through a bounce buffer.
             let _ = batch.cancel();
             let _ = self.reap(&mut batch, &mut ready, finish);
         }

@@ -83,7 +83,7 @@ impl Backend for ThreadsBackend {
 
 impl Drop for ThreadsBackend {
     fn drop(&mut self) {
-        // Performs the collected ops. The pool's own drop waits for its threads.
+        // Passes the collected ops to the threads. The pool's own drop waits until all ops are done.
         self.pool.run(&mut self.collected);
     }
 }

@@ -11,7 +11,7 @@ use crate::backend::contract::Wake;
 use crate::op::{Completion, Errno, Op};
 use crate::start::start_thread;
 
-/// Stack size of a thread. Small, since it only makes system calls.
+/// Stack size of a thread. Small, since it makes system calls, or calls of cuFile.
 const STACK_BYTES: usize = 128 << 10;
 
 /// Performs some ops, and passes each completion on as soon as it exists.
@@ -38,10 +38,11 @@ pub(in crate::backend) struct Pool {
 /// The state shared by the threads and the backend.
 pub(in crate::backend) struct Shared {
     perform: Perform,
-    /// Maximum ops that a thread takes at once, and the threads that share the queue.
+    /// Maximum ops that a thread takes at once.
     ops_per_thread_max: usize,
+    /// Maximum threads that share the queue, at least 1.
     threads_max: usize,
-    /// Woken by every completion, for a waiter other than `take_completions`.
+    /// Woken by every completion, for a thread that waits elsewhere than in `take_completions`.
     listener: Option<Arc<dyn Wake>>,
     queued: Mutex<OpQueue>,
     op_queued: Condvar,
@@ -60,7 +61,7 @@ struct OpQueue {
 #[derive(Default)]
 struct Done {
     completions: Vec<Completion>,
-    /// The number of completions that the backend waits for. Threads do not wake it before.
+    /// The number of completions that the backend waits for. Threads do not wake it earlier.
     wanted: usize,
     woken: bool,
 }
@@ -93,7 +94,8 @@ impl Pool {
         &self.shared
     }
 
-    /// Passes ops to the threads, and starts threads if there are too few. Empties `ops`.
+    /// Passes ops to the threads, and starts threads if there are too few. Performs the ops itself if no thread can be
+    /// started. Empties `ops`.
     pub(in crate::backend) fn run(&mut self, ops: &mut Vec<Op>) {
         if ops.is_empty() {
             return;
@@ -102,7 +104,7 @@ impl Pool {
         let count = ops.len();
         queued.ops.extend(ops.drain(..));
         let missing = queued.ops.len().saturating_sub(queued.idle);
-        // A wake is a system call, also if nobody waits.
+        // A wake is a system call even if nobody waits.
         let woken = count.min(queued.idle);
         drop(queued);
         for _ in 0..woken {
@@ -135,7 +137,7 @@ impl Drop for Pool {
         lock(&self.shared.queued).closed = true;
         self.shared.op_queued.notify_all();
         for thread in self.threads.drain(..) {
-            // An error means that the thread panicked. Its op is lost with it.
+            // An error means that the thread panicked. Its ops are lost with it.
             let _ = thread.join();
         }
         // A waker may outlive the pool, but the memory of unreaped ops must not.
@@ -199,7 +201,7 @@ impl Shared {
         }
     }
 
-    /// Waits for `min` completions or a wake, and moves all completions.
+    /// Waits for `min` completions or a wake, and moves all completions to `completions`.
     pub(in crate::backend) fn take_completions(&self, min: u32, completions: &mut Vec<Completion>) {
         let mut done = lock(&self.done);
         done.wanted = min as usize;

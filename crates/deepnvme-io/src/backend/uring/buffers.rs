@@ -58,8 +58,9 @@ impl BufferTable {
         (addr + len <= range.end).then_some(range.entry)
     }
 
-    /// Pins a region. Returns false if the kernel refuses. A region that overlaps a different registered one is
-    /// refused, since each address has one entry.
+    /// Pins a region. Returns false for memory on a GPU, memory that is not contiguous or empty, a table without enough
+    /// free entries, a refusal by the kernel, and an overlap with a different registered region: each address has one
+    /// entry.
     pub(super) fn register(&mut self, submitter: &Submitter<'_>, region: &Region) -> bool {
         if let Some(known) = self.position(region) {
             self.regions[known].uses += 1;
@@ -131,8 +132,9 @@ impl BufferTable {
 /// Fills one entry of the kernel's table, or empties it (address and length 0).
 fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> bool {
     let iovec = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len };
-    // SAFETY: the memory is alive: `Registered` keeps its region until after the entry is emptied. The kernel pins the
-    // pages, so they stay even if an op in flight outlives the entry.
+    // SAFETY: the memory is alive when the kernel pins it, and `Registered` keeps its region at least until the table
+    // asks to empty the entry. The kernel keeps the pages pinned for ops in flight, and as long as it refuses to empty
+    // the entry, which no op uses any more.
     unsafe { submitter.register_buffers_update(u32::from(entry), &[iovec], None).is_ok() }
 }
 

@@ -1,8 +1,8 @@
 //! Registered files: a frequently used file gets an entry in the ring's table, which saves the kernel two atomic
 //! operations on the shared file per op.
 //!
-//! The table keeps a file open that its owner has closed, so an entry lives only while ops of the file keep coming. It
-//! is cleared when the queue is empty, when its owner is gone, or when another file needs it.
+//! The table keeps a file open that its owner has closed, so an entry lives only while ops of the file keep coming. The
+//! entry is cleared when the queue is empty, when the file's owner is gone, or when another file needs the entry.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Weak};
@@ -32,7 +32,7 @@ struct Entry {
     registered: bool,
 }
 
-/// An op's reference to its file, and the entry to release when it is done.
+/// An op's reference to its file, and the entry to release when the op is done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct FileRef {
     /// The entry that counts this op.
@@ -63,14 +63,14 @@ impl FileTable {
         let entry = &mut self.entries[index];
         entry.ops_seen = entry.ops_seen.saturating_add(1);
         entry.in_flight += 1;
-        // Exactly at the threshold, so that a refused request is not repeated for every op.
+        // Exactly at the threshold, so that a refused registration is not repeated for every op.
         if !entry.registered && entry.ops_seen == OPS_BEFORE_REGISTERING {
             entry.registered = submitter.register_files_update(index as u32, &[file.as_raw_fd()]).is_ok();
         }
         FileRef { entry: Some(index as u16), registered: entry.registered }
     }
 
-    /// Releases the lease of a completed op.
+    /// Counts an op of an entry as completed.
     pub(super) fn release(&mut self, file_ref: FileRef) {
         if let Some(index) = file_ref.entry {
             let entry = &mut self.entries[usize::from(index)];

@@ -44,7 +44,8 @@ impl UringBackend {
     /// Opens a ring with the best flags of this kernel.
     ///
     /// # Errors
-    /// The error of `io_uring_setup`: not in this kernel, forbidden, or no memory.
+    /// The error of `io_uring_setup`: not in this kernel, forbidden, or no memory. `Unsupported` before Linux 5.6. The
+    /// error of `eventfd`.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         Self::open_in(setup, &RingMode::ALL)
     }
@@ -139,7 +140,8 @@ impl Backend for UringBackend {
         self.file_refs[index as usize] = file_ref;
         if let Some(op) = self.ops.get(index) {
             let entry = entry::of(op, memory, file_ref, &self.buffers).user_data(u64::from(index));
-            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is fetched.
+            // SAFETY: `ops` owns the op, its memory, file and iovecs until its completion is fetched, and leaks them if
+            // the kernel may have the op and never returns it.
             let pushed = unsafe { self.ring.push(&entry) };
             assert!(pushed, "the ring has a free entry: is_full was checked above");
         }

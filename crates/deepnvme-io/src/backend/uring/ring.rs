@@ -9,7 +9,7 @@ use io_uring::{EnterFlags, IoUring, Probe, cqueue, opcode, squeue};
 use crate::error::{Error, ErrorKind, Result};
 use crate::op::Errno;
 
-/// Maximum refusals of submissions (no memory) while nothing is in flight.
+/// Maximum consecutive refusals of submissions (no memory) while nothing is in flight.
 const STALLS_MAX: u32 = 200;
 /// Pause after such a refusal.
 const STALL_PAUSE: Duration = Duration::from_millis(1);
@@ -80,7 +80,7 @@ impl Ring {
         Err(Error::os("io_uring_setup", refusal))
     }
 
-    /// Returns the set-up flags as text.
+    /// Returns the flags that distinguish the ring's mode, as text.
     pub(super) fn flags(&self) -> &'static str {
         self.mode.flags()
     }
@@ -96,7 +96,7 @@ impl Ring {
     /// The entry's memory, iovecs and descriptor stay valid until its completion has been seen.
     pub(super) unsafe fn push(&mut self, entry: &squeue::Entry) -> bool {
         // SAFETY: the entry's memory, iovecs and descriptor stay valid until its completion, as the caller of `push`
-        // ensures: the backend keeps each op until it has reaped it.
+        // ensures.
         unsafe { self.inner.submission().push(entry).is_ok() }
     }
 
@@ -145,7 +145,8 @@ impl Ring {
         self.stalled(wait, kernel_ops)
     }
 
-    /// Handles a kernel that accepted nothing: waits for ops in flight, or briefly, before the next attempt.
+    /// Handles a kernel that accepted nothing. With `wait`, waits for an op in flight, or briefly, before the next
+    /// attempt.
     fn stalled(&mut self, wait: bool, kernel_ops: u32) -> Result<()> {
         if kernel_ops > 0 {
             return match self.enter_once(0, wait) {
@@ -169,7 +170,8 @@ impl Ring {
     fn enter_once(&self, to_submit: usize, wait: bool) -> Result<usize, Errno> {
         // GETEVENTS also makes the kernel run deferred completions and flush those that overflowed the queue.
         let flags = EnterFlags::GETEVENTS.bits();
-        // SAFETY: the argument pointer is null (no signal mask). The queue's entries are valid by `push`.
+        // SAFETY: the argument pointer is null (no signal mask). The queue's entries are valid by the contract of
+        // `push`.
         let result =
             unsafe { self.inner.submitter().enter::<libc::sigset_t>(to_submit as u32, u32::from(wait), flags, None) };
         result.map_err(|error| errno_of(&error))

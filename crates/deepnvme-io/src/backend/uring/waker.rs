@@ -1,4 +1,5 @@
-//! The poll of the waker's eventfd. It is always in the ring, and does not count as an op.
+//! The poll of the waker's eventfd. Each call of `enter` puts it into the ring if it is not there. It does not count as
+//! an op.
 #![allow(unsafe_code)]
 
 use io_uring::{cqueue, opcode, types};
@@ -33,7 +34,8 @@ impl Waker {
             .multi(self.multishot)
             .build()
             .user_data(WAKE_DATA);
-        // SAFETY: a poll touches no memory of ours, and the ring's own reference keeps the eventfd open.
+        // SAFETY: a poll touches no memory of ours. `wakes` keeps the eventfd open until the kernel has accepted the
+        // poll, and then the kernel's own reference does.
         self.armed = unsafe { ring.push(&poll) };
     }
 

@@ -1,7 +1,7 @@
 //! Copies between bounce buffers and GPUs: one stream per GPU of a worker.
 //!
-//! A copy keeps the bounce buffer and the GPU memory until its event is complete, and dropping this waits for all
-//! copies. Neither memory is therefore reused while the GPU works on it. `slice` is a part of such a copy. `blocking`
+//! A copy keeps the bounce buffer and the GPU memory until its event is complete, and dropping [`AsyncCopier`] waits
+//! for all copies. So neither memory is reused while the GPU works on it. `slice` is a part of such a copy. `blocking`
 //! copies and waits.
 #![allow(unsafe_code)]
 
@@ -31,9 +31,9 @@ pub(crate) type Clock = Box<dyn Fn() -> Option<u64> + Send>;
 #[derive(Debug)]
 pub(crate) struct CompletedCopy {
     pub(crate) number: u64,
-    /// The first error.
+    /// Success, or the first error.
     pub(crate) outcome: Result<()>,
-    /// The bytes that it moved, and the first of its GPUs.
+    /// The direction, the bytes of all slices, and the first of the GPUs.
     pub(crate) copy: GpuCopy,
     /// When it became the first in its stream, or the largest number if not recorded.
     pub(crate) start_ns: u64,
@@ -65,7 +65,7 @@ struct CopyQueue {
     stream: Box<dyn GpuStream>,
     in_flight: VecDeque<InFlightCopy>,
     idle: Vec<Box<dyn GpuEvent>>,
-    /// When the last completed copy began, and when its completion was seen, if recorded.
+    /// When the last completed copy began, and when its completion was seen. 0 if not recorded.
     began_ns: u64,
     free_since_ns: u64,
 }
@@ -147,7 +147,7 @@ impl AsyncCopier {
         finished
     }
 
-    /// Sleeps until the oldest copy of some GPU is complete.
+    /// Sleeps until the oldest copy of some GPU is complete, or for [`COPY_WAIT`].
     pub(crate) fn wait_for_one(&self) {
         if let Some(copy) = self.queues.iter().find_map(|queue| queue.in_flight.front()) {
             // The next check of the copy reports the same error.
@@ -195,7 +195,7 @@ impl CopyQueue {
         outcome.and(recorded)
     }
 
-    /// Waits for a cancelled copy and drops it.
+    /// Waits for a copy that was not started entirely, and drops it.
     fn end(&mut self, number: u64) {
         if self.in_flight.iter().any(|copy| copy.number == number) {
             // If the stream cannot even be waited for, its context is dead and nothing runs there any more.
@@ -226,7 +226,8 @@ impl Drop for AsyncCopier {
     fn drop(&mut self) {
         for queue in &mut self.queues {
             if !queue.in_flight.is_empty() && queue.stream.synchronise().is_err() {
-                // The GPU may still access the memory, so it is leaked rather than reused.
+                // Nothing should run after a failure. The memory is leaked all the same, which is safe even if the GPU
+                // still accesses it.
                 std::mem::forget(std::mem::take(&mut queue.in_flight));
             }
         }

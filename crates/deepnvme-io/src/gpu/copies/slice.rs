@@ -1,4 +1,4 @@
-//! A part of a bounce buffer that belongs to GPU memory, and the launch of its copy.
+//! A part of host memory, such as a bounce buffer, that belongs to GPU memory, and the launch of its copy.
 #![allow(unsafe_code)]
 
 use deepnvme_mem::Region;
@@ -7,10 +7,10 @@ use crate::error::Result;
 use crate::gpu::device::GpuStream;
 use crate::op::Direction;
 
-/// A part of a bounce buffer that belongs to GPU memory.
+/// A part of host memory that belongs to GPU memory.
 #[derive(Debug)]
 pub(crate) struct GpuSlice {
-    /// The offset in the bounce buffer.
+    /// The offset in the host memory.
     pub(crate) at: usize,
     /// The memory on the GPU.
     pub(crate) memory: Region,
@@ -22,7 +22,8 @@ pub(crate) struct GpuSlice {
 /// Starts to copy a slice: from host memory to the GPU for a read, the other way for a write.
 ///
 /// # Safety
-/// Until a later event is complete, both ends stay alive. Nothing else changes the source or uses the target.
+/// Until an event that is recorded later is complete, or the stream is synchronised, both ends stay alive, and nothing
+/// else changes the source or uses the target.
 pub(super) unsafe fn launch(
     stream: &dyn GpuStream,
     direction: Direction,

@@ -1,4 +1,4 @@
-//! Copies with a simulated GPU behind the traits. It relies on the traits' guarantees.
+//! Copies with a simulated GPU behind the traits. The GPU relies on the guarantees that the traits demand.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -166,7 +166,7 @@ fn content(region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// Returns the two halves of GPU memory, in swapped order in a bounce buffer.
+/// Returns the slices that swap the two halves of GPU memory in a bounce buffer.
 fn crossed(gpu: &Region) -> Vec<GpuSlice> {
     let half = gpu.len() / 2;
     let slice = |at, from| GpuSlice { at, memory: gpu.clone(), from, len: half };

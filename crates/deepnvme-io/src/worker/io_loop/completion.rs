@@ -107,7 +107,7 @@ impl<B: Backend> IoLoop<B> {
         self.complete_block(token, error)
     }
 
-    /// Sends a block that cuFile has refused through a bounce buffer, and later blocks of the same file.
+    /// Queues a block that cuFile has refused for bounce buffers. Later blocks of the same file follow it.
     fn fall_back_to_bounce(&mut self, token: Token) -> Result<()> {
         let Some(entry) = self.in_flight.remove(token) else { return Ok(()) };
         let reason = self.gds.take_refusal().unwrap_or_else(|| "cuFile has refused a transfer".into());
@@ -121,8 +121,8 @@ impl<B: Backend> IoLoop<B> {
         Ok(())
     }
 
-    /// Removes a completed block. A bounced read is copied later, by [`IoLoop::copy_completed_read`], so that other blocks
-    /// can be submitted first.
+    /// Removes a completed block. A bounced read is copied later, by [`IoLoop::copy_completed_read`], so that other
+    /// blocks can be submitted first.
     fn complete_block(&mut self, token: Token, error: Option<Error>) -> Result<()> {
         let Some(block) = self.in_flight.remove(token) else { return Ok(()) };
         let buffer = block.bounced_read();
@@ -140,8 +140,9 @@ impl<B: Backend> IoLoop<B> {
         Ok(())
     }
 
-    /// Copies one completed bounced read to the caller's memory, which frees its bounce buffer. Returns whether there
-    /// was one. Submitted ops go to the kernel first, so that the device works meanwhile.
+    /// Copies one completed bounced read to the caller's memory, or starts the copy to a GPU. Its bounce buffer is free
+    /// after the copy. Returns whether there was such a read. Submitted ops go to the kernel first, so that the device
+    /// works meanwhile.
     pub(crate) fn copy_completed_read(&mut self) -> Result<bool> {
         if !self.has_completed_reads() {
             return Ok(false);
@@ -172,7 +173,7 @@ impl<B: Backend> IoLoop<B> {
         Ok(any)
     }
 
-    /// Returns the bounce buffer and ends the work item.
+    /// Frees the bounce buffer and ends the work item.
     fn end_block(&self, completed: CompletedBlock) {
         let CompletedBlock { block: InFlightOp { guard, task, buffer, .. }, latency } = completed;
         drop(buffer);
@@ -183,7 +184,7 @@ impl<B: Backend> IoLoop<B> {
     }
 }
 
-/// Returns the bytes of the block that belong to the caller, without gaps that were read.
+/// Returns the bytes of the block that the caller requested, without gaps between them.
 fn wanted_bytes(request: &Request, block: &Block) -> u64 {
     request.plan.segments()[block.segments.clone()]
         .iter()

@@ -1,7 +1,7 @@
 //! Drives one backend: the ops in flight, the bounce buffers of blocks that need a copy, and the copies to GPUs.
 //!
-//! It does not wait for work and has no thread: a worker drives it, or the caller of a small transfer. `completion` handles
-//! the completions.
+//! It does not wait for work and has no thread: a worker drives it, or the caller of a small request. `completion`
+//! handles the completions.
 
 mod completion;
 
@@ -21,8 +21,9 @@ use crate::request::{SyncTarget, WorkGuard};
 use crate::split::{Block, Route};
 use crate::stats::WorkerStats;
 
-/// Collected bytes that trigger a flush to the kernel although more ops could follow. It is small because the disk does
-/// not know of collected ops. With 64 KiB, the latency of 4 KiB blocks equals that of submitting each one immediately.
+/// Collected bytes that trigger a flush to the kernel although more ops could follow. The number is small because the
+/// disk does not know of collected ops. With 64 KiB, the latency of 4 KiB blocks equals that of submitting each one
+/// immediately.
 const FLUSH_BYTES: u64 = 64 << 10;
 
 /// The work in progress on one backend.
@@ -80,7 +81,7 @@ impl<B: Backend> IoLoop<B> {
         !self.gds.refused.is_empty()
     }
 
-    /// Starts the blocks that cuFile has refused, through bounce buffers. Returns false if none is free for them.
+    /// Starts the blocks that cuFile has refused, through bounce buffers. Returns whether all have started.
     pub(crate) fn start_refused(&mut self) -> Result<bool> {
         while self.has_room()
             && let Some((guard, block)) = self.gds.refused.pop_front()
@@ -93,7 +94,7 @@ impl<B: Backend> IoLoop<B> {
         Ok(self.gds.refused.is_empty())
     }
 
-    /// Sleeps until a copy to or from a GPU is complete.
+    /// Sleeps until a copy to or from a GPU is complete, at most a second.
     pub(crate) fn wait_for_gpu_copy(&self) {
         self.gpu.wait_for_one();
     }
@@ -203,7 +204,7 @@ impl<B: Backend> IoLoop<B> {
     pub(super) fn submit(&mut self, mut op: Op) -> Result<()> {
         WorkerStats::count(&self.accounts.stats.counters.ops, 1);
         self.unflushed_bytes += op.bytes() as u64;
-        // There is room for every op, so a busy backend only needs its completions reaped first.
+        // The window leaves room for every op, so a busy backend only needs its completions reaped first.
         while let Submit::Busy(back) = self.backend.submit(op) {
             op = back;
             self.backend.reap(1, &mut self.completions)?;

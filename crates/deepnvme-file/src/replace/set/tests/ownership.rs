@@ -1,4 +1,5 @@
-//! Which files an index owns: not those of another name of it, and none that somebody has changed or that lie elsewhere.
+//! Which files an index owns: not those of another name of it, and none that somebody has changed or that lie
+//! elsewhere.
 
 use std::time::Duration;
 
