@@ -407,7 +407,7 @@ class Engine:
         """Return the engine's counters since it was created.
 
         Returns:
-            A ``Stats``, which does not change any more.
+            A ``Stats`` of this moment. Later work does not change it.
 
         Example:
             >>> before = deepnvme.stats().requests
@@ -531,9 +531,9 @@ class Trace:
 class Transfer:
     """A request in flight, from ``start_read``, ``start_write`` or their batches.
 
-    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, a
-    later call of the package releases them, and a failure becomes a ``ResourceWarning``. Until the request is done,
-    don't change a tensor that is being written, and don't use a tensor that is being read into.
+    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, they
+    are released soon after it is done, and a failure becomes a ``ResourceWarning``. Until the request is done, don't
+    change a tensor that is being written, and don't use a tensor that is being read into.
 
     ``await transfer`` waits in a coroutine, and a ``with`` block waits at its end.
 
@@ -664,7 +664,7 @@ class StripeSet:
 
 @final
 class Stats:
-    """Counters of an engine's work so far. All numbers except ``pool_bytes`` only grow.
+    """Counters of an engine's work so far. Counts and bytes only grow, except ``pool_bytes``.
 
     Example:
         >>> before = deepnvme.stats()
@@ -772,7 +772,7 @@ class Stats:
         """Whether this memory is pinned; ``None`` while there is none."""
     @property
     def pool_lock_reason(self) -> str | None:
-        """Reason why this memory is not pinned; ``None`` if it is."""
+        """Reason why this memory is not pinned; ``None`` if it is, and while there is none."""
     def to_dict(self) -> dict[str, int | str | bool | None]:
         """Return the fields as a dictionary, ready for JSON."""
 
@@ -1286,7 +1286,7 @@ def stats() -> Stats:
     """Return the engine's counters since it was created.
 
     Returns:
-        A ``Stats``, which does not change any more.
+        A ``Stats`` of this moment. Later work does not change it.
 
     Example:
         >>> before = deepnvme.stats().requests
@@ -1498,9 +1498,10 @@ class StepRecord:
 class StepPlan:
     """Remember the parameters of all param groups, and where their state is.
 
-    ``groups`` has their parameters, ``places`` the number of each one and the position of its first element, ``names`` the
-    moments of each group in the kernel's order, each followed by its scales if it has some. ``moments`` is their format. The state is in the optimizer's own ``state``, or
-    in memory that is passed to ``Kernel.update``.
+    ``groups`` has their parameters. ``places`` has the number of each one and the position of its first element.
+    ``names`` has the moments of each group in the kernel's order, each followed by its scales if it has some.
+    ``moments`` is their format. With ``in_memory``, the state is in the optimizer's own ``state``; otherwise it is in
+    memory that is passed to ``Kernel.update``.
     """
 
     def __new__(
@@ -1603,7 +1604,8 @@ class Kernel:
         record: StepRecord,
         batch: tuple[int, torch.Tensor | None] | None = None,
     ) -> list[int]:
-        """Run one step for all gradients of a param group, or for those in one batch, whose state is in ``memory``.
+        """Run one step for all gradients of a param group, or for those in one ``batch``: its number, and the memory that
+        has its state.
 
         Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
         Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is
