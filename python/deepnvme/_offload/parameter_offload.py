@@ -107,7 +107,7 @@ class ParameterOffload:
 
         Raises:
             MemoryError: they are more than ``memory``.
-            RuntimeError: with ``write``, one of them is in use.
+            RuntimeError: with ``write``, one of them is in use; without it, the block has changed one.
             TypeError: the argument is not a collection of parameters.
         """
         self._check_open()
@@ -206,7 +206,8 @@ class ParameterOffload:
             As of ``torch.nn.Module.load_state_dict``: ``missing_keys`` and ``unexpected_keys``.
 
         Raises:
-            RuntimeError: names or shapes differ.
+            RuntimeError: names, shapes or dtypes do not fit, or a tensor is on the meta device.
+            TypeError: a value is not a tensor.
         """
         self._check_open()
         model = self._model()
@@ -436,7 +437,8 @@ def offload_parameters(
     Args:
         model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
             being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
-        memory: bytes for parameters, such as ``"4GB"``. Parameters of a few KiB stay in memory in addition.
+        memory: bytes for parameters, such as ``"4GB"``. The parameters of small modules (at most 64 KiB), and those of
+            modules outside of all blocks, stay in memory in addition.
         swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
             outlives the process.
         checksums: checksum everything that is written, and verify it when it is read.
@@ -444,7 +446,8 @@ def offload_parameters(
 
     Returns:
         ``model.offloading``, with ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``,
-        ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all parameters.
+        ``save(path)``, ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all
+        parameters.
 
     Raises:
         MemoryError: one block needs more memory, or the machine has less.

@@ -86,7 +86,7 @@ class OptimizerStepper:
         # Groups that a backward pass has changed or was interrupted at, for optimizers that track no progress: they are
         # not changed again.
         self._attempted: set[ParameterGroup] = set()
-        # The backward pass failed. `step` tries again and raises the error.
+        # A change during the backward pass failed. `step` tries again and raises the error.
         self._has_failed = False
         self._replace_step(optimizer)
         if in_backward:

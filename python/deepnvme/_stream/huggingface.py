@@ -82,7 +82,7 @@ def build_model(
     Args:
         folder: the folder with ``config.json``.
         files: the weights.
-        dtype: dtype of the model; ``"auto"`` takes the one of the files.
+        dtype: dtype of the model; ``"auto"`` takes the one of the config, or else of the files.
         model_class: a class of transformers that overrides the one in the config.
         options: passed to ``from_pretrained``, such as ``attn_implementation``.
     """

@@ -103,7 +103,7 @@ def split_memory(
         item_bytes: bytes of the rows that are loaded together; at least these must fit.
 
     Raises:
-        MemoryError: one group and the experts of one layer do not fit.
+        MemoryError: one group does not fit together with the experts of one layer or the rows of one lookup.
     """
     class_of, slot_bytes = classify_sizes(group_bytes)
     picked_min = max([item_bytes, *experts_bytes])

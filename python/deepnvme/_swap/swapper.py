@@ -249,7 +249,7 @@ class Swapper:
         self._swapper.flush(None if keys is None else list(keys))
 
     def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
-        """Read a part of a tensor. The rest of it stays on disk.
+        """Read a part of a tensor. If the tensor is on disk, the rest of it stays there.
 
         Args:
             key: key of the tensor.
@@ -260,6 +260,8 @@ class Swapper:
             ``out``.
 
         Raises:
+            KeyError: the key does not exist.
+            OSError: it cannot be read.
             ValueError: the part exceeds the tensor.
         """
         check_tensor(out)
@@ -281,7 +283,7 @@ class Swapper:
         return out
 
     def write(self, key: str, offset: int, tensor: torch.Tensor) -> None:
-        """Write a part of a tensor. The rest of it stays on disk.
+        """Write a part of a tensor. If the tensor is on disk, the rest of it stays there.
 
         Args:
             key: key of the tensor.
@@ -289,6 +291,7 @@ class Swapper:
             tensor: the bytes to write; any dtype, on the CPU or on a GPU.
 
         Raises:
+            KeyError: the key does not exist.
             ValueError: the part exceeds the tensor, or the tensor was attached.
             OSError: it cannot be written. If the tensor is on disk, part of the range may have been written.
         """

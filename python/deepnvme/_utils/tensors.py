@@ -84,7 +84,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ValueError: the tensor is not contiguous, or is a lazy conjugate or negative view.
-        TypeError: it is not a torch tensor, or not one block of bytes (sparse, nested).
+        TypeError: it is not a torch tensor, or not one block of bytes (sparse, nested, quantised).
 
     Example:
         >>> deepnvme.as_bytes(torch.ones(2, dtype=torch.int16))

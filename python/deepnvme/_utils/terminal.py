@@ -13,7 +13,7 @@ from typing import TypeAlias
 # The argument `progress`: default, yes, no, or a function of bytes done and bytes in total.
 ProgressArgument: TypeAlias = bool | Callable[[int, int], object] | None
 
-# Shorter work shows no bar.
+# Shorter work shows no bar, unless the caller asked for one.
 _QUIET_S = 1.0
 _WIDTH = 30
 

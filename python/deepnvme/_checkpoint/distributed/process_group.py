@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # How long the fastest process waits for the slowest to write its share. The end of a process is noticed at once; this
-# is for machines that vanish. torch's own groups have the same default.
+# is for machines that vanish. torch's own gloo groups have the same default.
 TIMEOUT = dt.timedelta(minutes=30)
 
 
@@ -238,10 +238,11 @@ class RankGroup:
 
 
 def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
-    """Make something that waits for all ranks, in C++ and without a look at signals.
+    """Call ``make`` in a thread, so that Ctrl-C works. It waits for all ranks in C++, which checks no signals.
 
     Raises:
-        PeerError: another rank has not come within this time. The thread that waits for it stays behind.
+        PeerError: the ranks could not be connected, or another one has not come within this time. The thread that
+            waits for it stays behind.
     """
     made: list[T] = []
     failed: list[BaseException] = []
