@@ -374,6 +374,7 @@ class Engine:
             One ``Transfer`` for the whole batch.
 
         Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
             TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
         Example:
@@ -396,6 +397,7 @@ class Engine:
             One ``Transfer`` for the whole batch.
 
         Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
             TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
         Example:
@@ -1251,6 +1253,7 @@ def start_read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer:
         One ``Transfer`` for the whole batch.
 
     Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
         TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
     Example:
@@ -1274,6 +1277,7 @@ def start_write_batch(
         One ``Transfer`` for the whole batch.
 
     Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
         TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
     Example:
