@@ -484,7 +484,9 @@ class Engine:
 
 @final
 class Trace:
-    """Record an engine's work while the block runs, and write it to a file. ``deepnvme.trace`` and ``Engine.trace`` make it.
+    """Record an engine's work while the block runs, and write it to a file.
+
+    ``deepnvme.trace`` and ``Engine.trace`` make it.
 
     Example:
         >>> import time
@@ -519,8 +521,8 @@ class Trace:
         - ``disk_busy_s``: time with a transfer in flight;
         - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
           transfers (``None`` without copies);
-        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share of
-          ``busy_s`` with a transfer in flight);
+        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share
+          of ``busy_s`` with a transfer in flight);
         - ``events``, and ``dropped`` ones.
 
         Raises:
@@ -533,9 +535,9 @@ class Trace:
 class Transfer:
     """A request in flight, from ``start_read``, ``start_write`` or their batches.
 
-    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, they
-    are released soon after it is done, and a failure becomes a ``ResourceWarning``. Until the request is done, don't
-    change a tensor that is being written, and don't use a tensor that is being read into.
+    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case,
+    they are released soon after it is done, and a failure becomes a ``ResourceWarning``. Until the request is done,
+    don't change a tensor that is being written, and don't use a tensor that is being read into.
 
     ``await transfer`` waits in a coroutine, and a ``with`` block waits at its end.
 
@@ -1524,8 +1526,8 @@ class StepPlan:
         None if its state counts steps.
         """
     def set_batches(self, group: int, batches: Sequence[Sequence[tuple[int, int, int, Sequence[int]]]]) -> None:
-        """Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a member,
-        and the first byte of each kind of their state in the memory of the batch.
+        """Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a
+        member, and the first byte of each kind of their state in the memory of the batch.
         """
 
 @final

@@ -46,8 +46,8 @@ pub(crate) fn run_read_only<T: Send + 'static>(
     }
 }
 
-/// Runs `work` on a thread and calls `poll` at intervals. After an exception from `poll` or a signal, it calls `stop`, and
-/// raises the exception once the work ends.
+/// Runs `work` on a thread and calls `poll` at intervals. After an exception from `poll` or a signal, it calls `stop`,
+/// and raises the exception once the work ends.
 pub(crate) fn run_polling<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -35,8 +35,8 @@ macro_rules! with_transfer {
     };
 }
 
-/// A request in flight. Drop it with the GIL held if possible: it releases Python objects. Without the GIL, their release
-/// waits for a thread that holds it.
+/// A request in flight. Drop it with the GIL held if possible: it releases Python objects. Without the GIL, their
+/// release waits for a thread that holds it.
 pub(crate) struct PendingRequest {
     transfer: Option<AnyTransfer>,
     pid: u32,
@@ -84,8 +84,8 @@ impl PendingRequest {
         }
     }
 
-    /// Waits without checking signals. Returns whether the request is done, or belongs to the process before a fork. Call
-    /// it without the GIL.
+    /// Waits without checking signals. Returns whether the request is done, or belongs to the process before a fork.
+    /// Call it without the GIL.
     pub(crate) fn wait_ignoring_signals(&self, timeout: Duration) -> bool {
         if self.is_from_before_fork() {
             return true;

@@ -148,7 +148,7 @@ impl FileReader {
         (at, self.file_bytes.saturating_sub(at))
     }
 
-    /// Fills all of `target`: small ones from the windows, large ones straight from the device or from the page cache.
+    /// Fills all of `target`. Small reads use the windows, large ones read straight from the device or the page cache.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
         if size <= PEEK_BYTES_MAX && self.handle.try_peek(|reader| reader.read_held(at, &target)) == Some(true) {

@@ -13,7 +13,8 @@ use pyo3::prelude::*;
 use crate::pending_request::{PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::{detached_requests, memory};
 
-/// This process's thread. Locked only with the GIL held. Python also forks with the GIL held, so no child finds it locked.
+/// This process's thread. Locked only with the GIL held. Python also forks with the GIL held, so no child finds it
+/// locked.
 static REAPER: Mutex<Option<Reaper>> = Mutex::new(None);
 
 struct Reaper {
@@ -23,7 +24,8 @@ struct Reaper {
     is_exiting: Arc<Mutex<bool>>,
 }
 
-/// Keeps a request until it is done, then makes the interpreter release its memory. Without a thread, later calls do it.
+/// Keeps a request until it is done, then makes the interpreter release its memory. Without a thread, later calls do
+/// it.
 pub(crate) fn detach(request: Arc<PendingRequest>) {
     watch_request(&request);
     detached_requests::add(request);

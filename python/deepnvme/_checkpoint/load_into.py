@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
-# Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group has
-# at most this size, or is a single larger storage.
+# Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group
+# has at most this size, or is a single larger storage.
 _GROUP_BYTES = 64 << 20
 
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _ALIGNED_BYTES = 64
 # The fraction of the memory that a group may take, so that one can be in use while others are moved.
 _GROUP_FRACTION = 1 / 4
-# Modules whose parameters take at most this fraction of the memory, and at most so many bytes, stay in it, up to a total
-# fraction.
+# Modules whose parameters take at most this fraction of the memory, and at most so many bytes, stay in it, up to a
+# total fraction.
 _RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 16, 1 / 8
 
 

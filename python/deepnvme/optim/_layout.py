@@ -25,7 +25,7 @@ class Placement:
     grad_offset: int
     # Given initial state; ``None`` once it has been written, or if none was given.
     initial_values: Mapping[str, torch.Tensor] | None = None
-    # The sum of squares of its gradient and whether that is finite, if it has a gradient.
+    # The sum of squares of its gradient, and whether all elements are finite, if it has a gradient.
     grad: tuple[float, bool] | None = None
 
     def extents(self) -> list[tuple[StateKind, int, int]]:

@@ -54,8 +54,8 @@ pub(crate) fn describe_anywhere<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyA
         if dims == 0 {
             return Some(&[]);
         }
-        // SAFETY: both contain `ndim` entries of the tensor, which do not change until Python code runs. The callers drop
-        // the description before that.
+        // SAFETY: both contain `ndim` entries of the tensor, which do not change until Python code runs. The callers
+        // drop the description before that.
         (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dims) })
     };
     let (shape, strides) = (extents(tensor.shape)?, extents(tensor.strides)?);
@@ -118,23 +118,23 @@ impl Described<'_> {
 
     /// Reads the element of a CPU tensor that has one, of the size of this type. `None` for other tensors.
     pub(crate) fn read_scalar<T: Plain>(&self) -> Option<T> {
-        // SAFETY: torch has stated the address, which is aligned, and any bits are valid. The callers describe CPU tensors
-        // and run no Python code in between, so the memory is still there.
+        // SAFETY: torch has stated the address, which is aligned, and any bits are valid. The callers describe CPU
+        // tensors and run no Python code in between, so the memory is still there.
         self.scalar::<T>().map(|address| unsafe { address.read() })
     }
 
     /// Writes the element of a CPU tensor that has one, of the size of this type. Other tensors stay as they are.
     pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
         if let Some(address) = self.scalar::<T>() {
-            // SAFETY: torch has stated the address, which is aligned. The callers describe CPU tensors and run no Python
-            // code in between, so the memory is still there. They drop the slices of their kernels first and hold the
-            // GIL: no Rust reference to it exists.
+            // SAFETY: torch has stated the address, which is aligned. The callers describe CPU tensors and run no
+            // Python code in between, so the memory is still there. They drop the slices of their kernels first and
+            // hold the GIL: no Rust reference to it exists.
             unsafe { address.write(value) };
         }
     }
 
-    /// Borrows the elements of a tensor whose storage is held. `None` if it is not dense, its dtype has another size, its
-    /// elements are not aligned, or the storage does not have all of them.
+    /// Borrows the elements of a tensor whose storage is held. `None` if it is not dense, its dtype has another size,
+    /// its elements are not aligned, or the storage does not have all of them.
     pub(crate) fn slice<T: Plain>(&self, held: &Arc<StorageHolds>, access: MemoryAccess) -> Option<TensorSlice<T>> {
         let bytes = self.elements.checked_mul(size_of::<T>())?;
         let is_inside = self.elements == 0 || held.contain(self.address, bytes);

@@ -120,8 +120,8 @@ impl<T: Plain> TensorSlice<T> {
         }
         // SAFETY: the object stated its address and that its bytes may change, and `keep` keeps them there. They are
         // aligned and whole, and any bits are valid. The callers' `check_disjoint` ensures that no other slice of the
-        // same work overlaps them. The Python program must not use a tensor in another thread while a kernel changes it,
-        // as for torch's kernels.
+        // same work overlaps them. The Python program must not use a tensor in another thread while a kernel changes
+        // it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }

@@ -131,8 +131,8 @@ impl PyStepPlan {
         Ok(())
     }
 
-    /// Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a member,
-    /// and the first byte of each kind of their state in the memory of the batch.
+    /// Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a
+    /// member, and the first byte of each kind of their state in the memory of the batch.
     fn set_batches(&self, group: usize, batches: Vec<Vec<PlacementArgument>>) {
         let placement = |(member, begin, end, offsets)| Placement { member, begin, end, offsets };
         let batches = batches.into_iter().map(|batch| batch.into_iter().map(placement).collect()).collect();

@@ -401,7 +401,8 @@ struct WantedState<'a, 'py> {
 type Counter = (Py<PyAny>, u64);
 
 impl WantedState<'_, '_> {
-    /// Add the tensors of state to a list, and return the counter, if steps are counted. `None` if something is missing.
+    /// Add the tensors of state to a list, and return the counter, if steps are counted. `None` if something is
+    /// missing.
     #[expect(clippy::option_option, reason = "nothing is wanted, or it is missing")]
     fn find<'py>(
         &self,

@@ -1,5 +1,5 @@
-//! Select the wanted tensors of a state. A value without wanted tensors is omitted if it contains other tensors, or if it
-//! is not plain.
+//! Select the wanted tensors of a state. A value without wanted tensors is omitted if it contains other tensors, or if
+//! it is not plain.
 //!
 //! Names are sorted so that all names below a prefix are adjacent. A scope of the state is therefore a range of names.
 //! Each step down narrows the range by binary search, and an empty range ends the search.
