@@ -52,7 +52,8 @@ _TRIES_MAX = 20
 class Checkpointer:
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
-    Each checkpoint is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the checkpoints that count.
+    Each checkpoint of one process is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the
+    checkpoints that count.
     It is replaced atomically once a new file is complete and on disk, so a crash leaves the newest complete
     checkpoint. The next save removes the remains of an interrupted one. Other files that the manifest does not list
     are never touched. The newest checkpoint is the one that was saved last, whatever its step: a training run that

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 # Alignment of parameters within a group: good for vector loads, and enough for any dtype.
 _ALIGNED_BYTES = 64
-# The fraction of the memory that a group may take, so that one can be in use while others are moved.
+# Modules are divided until each takes at most this fraction of the memory, if possible. One can then be in use while
+# others are moved.
 _GROUP_FRACTION = 1 / 4
 # Modules whose parameters take at most this fraction of the memory, and at most so many bytes, stay in it, up to a
 # total fraction.

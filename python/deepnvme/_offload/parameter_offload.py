@@ -106,6 +106,7 @@ class ParameterOffload:
             Nothing: the parameters themselves have their values in the block.
 
         Raises:
+            ClosedError: the offloading was closed.
             MemoryError: they are more than ``memory``.
             RuntimeError: with ``write``, one of them is in use; without it, the block has changed one.
             TypeError: the argument is not a collection of parameters.
@@ -163,7 +164,8 @@ class ParameterOffload:
 
         Raises:
             ClosedError: the optimizer or the offloading was closed.
-            UnsupportedError: the optimizer treats parameters together, or is already attached.
+            UnsupportedError: the optimizer treats parameters together, is already attached, or has ``max_norm`` and
+                is attached with ``in_backward``.
             ValueError: it has none of the model's parameters.
         """
         self._check_open()
@@ -206,6 +208,7 @@ class ParameterOffload:
             As of ``torch.nn.Module.load_state_dict``: ``missing_keys`` and ``unexpected_keys``.
 
         Raises:
+            ClosedError: the offloading was closed, or the model is gone.
             RuntimeError: names, shapes or dtypes do not fit, or a tensor is on the meta device.
             TypeError: a value is not a tensor.
         """

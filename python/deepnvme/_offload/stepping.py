@@ -52,7 +52,8 @@ class OptimizerStepper:
         on_end: called when a step has ended.
 
     Raises:
-        UnsupportedError: the optimizer treats parameters together.
+        UnsupportedError: the optimizer treats parameters together, or clips by their total norm during the backward
+            pass.
     """
 
     def __init__(

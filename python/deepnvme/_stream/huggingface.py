@@ -44,7 +44,8 @@ def find_folder(model: str | bytes | os.PathLike[str], options: dict[str, Any]) 
 
     Args:
         model: a folder, or the name of a model of the Hub.
-        options: passed to ``from_pretrained``. ``revision`` and ``cache_dir`` are used and removed.
+        options: passed to ``from_pretrained``. For a look-up in the cache, ``revision`` and ``cache_dir`` are used and
+            removed.
 
     Raises:
         NotFoundError: there is no such folder, and the cache has no such model. The message says how to get it.

@@ -92,8 +92,8 @@ def split_memory(
 ) -> MemorySplit:
     """Divide memory between layer groups, rows of embeddings, and experts.
 
-    Rows and experts get their proportional share. Groups get at least enough to load the next one while one is in use.
-    Experts get at least the size of one layer's. Memory that groups cannot use goes to rows.
+    Rows and experts get their proportional share. Groups get enough to load the next one while one is in use, if
+    possible. Experts get at least the size of one layer's. Memory that groups cannot use goes to rows.
 
     Args:
         memory: bytes for all of them.

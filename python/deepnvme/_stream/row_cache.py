@@ -160,7 +160,7 @@ def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
 
 
 def item_bytes(origins: Sequence[Origin], page: int) -> int:
-    """Count the bytes that are loaded together, at least."""
+    """Return the memory that the smallest load needs: one item of each weight, in whole pages."""
     return sum(page_rounded_bytes(size, page) for size in _item_sizes(origins))
 
 
@@ -184,7 +184,7 @@ def _rows_per_item(origins: Sequence[Origin]) -> int:
 
 
 def _congruent(at: int, origin: Origin) -> int:
-    """Find the next offset that has the same position within a page as in the file."""
+    """Find the next offset with the position that the bytes need: within a page as in the file, or in a cache line."""
     page = -(-at // PAGE_BYTES) * PAGE_BYTES
     return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
 

@@ -61,10 +61,10 @@ def _at_least(low: int, value: object, name: str) -> int:
 
 
 def flag(value: object, name: str) -> bool:
-    """Return the truth value of a bool, number, None or numpy bool.
+    """Return the truth value of an object that defines one: a bool, number, None or numpy bool.
 
     Raises:
-        TypeError: it is something else, for example a string: `"false"` would be true.
+        TypeError: it defines none, for example a string: `"false"` would be true.
     """
     if hasattr(type(value), "__bool__"):
         return bool(value)

@@ -75,7 +75,7 @@ class StateLayout:
     """All groups of an optimizer.
 
     Args:
-        group_bytes: maximum bytes of a group, state and gradients together.
+        group_bytes: maximum bytes of a group, state and gradients together. A group of one block may have more.
         with_gradients: reserve room for gradients.
     """
 

@@ -242,7 +242,7 @@ class OptimizerBase(torch.optim.Optimizer):
         self._store.check_open()
 
     def detach_on_close(self, detach: Callable[[], None]) -> None:
-        """Call ``detach`` when the optimizer is closed."""
+        """Call ``detach`` when the optimizer is closed, if its state is on disk."""
         self._detach.append(detach)
 
     def _on_disk(self) -> SwapStore:

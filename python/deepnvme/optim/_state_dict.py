@@ -31,7 +31,7 @@ class KernelOptimizer(SteppingOptimizer):
 
         Raises:
             ClosedError: the optimizer was closed.
-            RuntimeError: a step has stopped half way.
+            RuntimeError: a step or a loading has stopped half way.
         """
         self.check_complete()
         packed: dict[str, Any] = super().state_dict()
@@ -99,7 +99,7 @@ class KernelOptimizer(SteppingOptimizer):
         Raises:
             ClosedError: the optimizer was closed.
             deepnvme.Error: the disk or the file system refused; the error names the path.
-            RuntimeError: a step has stopped half way.
+            RuntimeError: a step or a loading has stopped half way.
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
         """
         self.check_complete()

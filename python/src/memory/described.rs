@@ -109,7 +109,8 @@ impl Described<'_> {
         self.shape == other.shape && strides.all(|((one, other), size)| *size == 1 || one == other)
     }
 
-    /// Returns the address of the only element, if it has the size of this type and is aligned.
+    /// Returns the address of the only element, if it has the size of this type and is aligned. Unlike [`Self::slice`],
+    /// it does not compare the element with the storage.
     fn scalar<T: Plain>(&self) -> Option<*mut T> {
         let fits = self.elements == 1 && self.dtype.item_bytes() == Some(size_of::<T>());
         (fits && self.address.is_multiple_of(align_of::<T>()))
@@ -119,7 +120,8 @@ impl Described<'_> {
     /// Reads the element of a CPU tensor that has one, of the size of this type. `None` for other tensors.
     pub(crate) fn read_scalar<T: Plain>(&self) -> Option<T> {
         // SAFETY: torch has stated the address, which is aligned, and any bits are valid. The callers describe CPU
-        // tensors and run no Python code in between, so the memory is still there.
+        // tensors and run no Python code in between, so the memory is still there. The Python program must not have
+        // made the storage smaller than the tensor.
         self.scalar::<T>().map(|address| unsafe { address.read() })
     }
 
@@ -127,8 +129,9 @@ impl Described<'_> {
     pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
         if let Some(address) = self.scalar::<T>() {
             // SAFETY: torch has stated the address, which is aligned. The callers describe CPU tensors and run no
-            // Python code in between, so the memory is still there. They drop the slices of their kernels first and
-            // hold the GIL: no Rust reference to it exists.
+            // Python code in between, so the memory is still there. The Python program must not have made the storage
+            // smaller than the tensor. The callers drop the slices of their kernels first and hold the GIL: no Rust
+            // reference to the element exists.
             unsafe { address.write(value) };
         }
     }
