@@ -127,6 +127,7 @@ class Swapper:
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
             TypeError: it is not a tensor, or not one block of memory (sparse, nested, quantised).
+            ValueError: its storage has fewer bytes than its shape takes.
         """
         check_tensor(tensor)
         source = tensor.detach()
@@ -152,10 +153,11 @@ class Swapper:
             A :class:`Borrowed`, whose block gets the tensor.
 
         Raises:
+            TypeError: ``dtype`` is not a ``torch.dtype``, or a dimension is not an integer.
+            ValueError: a dimension is negative.
             MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
-            ValueError: a dimension is negative.
 
         Example:
             >>> swapper = deepnvme.Swapper(".", memory="1MB")
@@ -262,6 +264,7 @@ class Swapper:
         Raises:
             KeyError: the key does not exist.
             OSError: it cannot be read.
+            TypeError: ``out`` is not a tensor, or not one block of memory (sparse, nested, quantised).
             ValueError: the part exceeds the tensor.
         """
         check_tensor(out)
