@@ -60,7 +60,7 @@ from deepnvme._deepnvme import (
 )
 from deepnvme._file import Reader, Writer, open  # noqa: A004 (it is one, as gzip.open is)
 
-# Not in the first transfer of a tensor: a child forked while another thread imports a module can never import it.
+# Imported here and not by the first transfer: a child forked while another thread imports a module can never import it.
 from deepnvme._utils import held_storages as _held_storages  # noqa: F401
 from deepnvme._utils.tensors import as_bytes, pinned_empty, require_torch
 from deepnvme.errors import EndOfFileError, Error
@@ -168,7 +168,7 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *_MODULES})
 
 
-# The extension's functions. Python's own say so where they are defined.
+# The extension's functions belong to the package. Python's own get this name from `public`.
 for _name in __all__:
     if isinstance(globals().get(_name), BuiltinFunctionType):
         globals()[_name].__module__ = "deepnvme"

@@ -374,6 +374,7 @@ class Engine:
             One ``Transfer`` for the whole batch.
 
         Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
             TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
         Example:
@@ -396,6 +397,7 @@ class Engine:
             One ``Transfer`` for the whole batch.
 
         Raises:
+            FileNotFoundError, PermissionError: as from ``open``.
             TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
         Example:
@@ -407,7 +409,7 @@ class Engine:
         """Return the engine's counters since it was created.
 
         Returns:
-            A ``Stats``, which does not change any more.
+            A ``Stats`` of this moment. Later work does not change it.
 
         Example:
             >>> before = deepnvme.stats().requests
@@ -482,7 +484,9 @@ class Engine:
 
 @final
 class Trace:
-    """Record an engine's work while the block runs, and write it to a file. ``deepnvme.trace`` and ``Engine.trace`` make it.
+    """Record an engine's work while the block runs, and write it to a file.
+
+    ``deepnvme.trace`` and ``Engine.trace`` make it.
 
     Example:
         >>> import time
@@ -517,8 +521,8 @@ class Trace:
         - ``disk_busy_s``: time with a transfer in flight;
         - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
           transfers (``None`` without copies);
-        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share of
-          ``busy_s`` with a transfer in flight);
+        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share
+          of ``busy_s`` with a transfer in flight);
         - ``events``, and ``dropped`` ones.
 
         Raises:
@@ -531,8 +535,8 @@ class Trace:
 class Transfer:
     """A request in flight, from ``start_read``, ``start_write`` or their batches.
 
-    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, a
-    later call of the package releases them, and a failure becomes a ``ResourceWarning``. Until the request is done,
+    The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case,
+    they are released soon after it is done, and a failure becomes a ``ResourceWarning``. Until the request is done,
     don't change a tensor that is being written, and don't use a tensor that is being read into.
 
     ``await transfer`` waits in a coroutine, and a ``with`` block waits at its end.
@@ -603,10 +607,11 @@ class Progress:
 class StripeSet:
     """One logical file striped over several part files, as RAID-0 stripes disks.
 
-    Several NVMe drives add up without RAID. Every path argument accepts a stripe set.
+    Several NVMe drives add up without RAID. ``read``, ``write``, ``open``, ``save``, ``load`` and others accept a
+    stripe set as path.
 
     The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
-    set, wherever a path is accepted.
+    set for ``read``, ``write`` and ``load``, and for ``open`` to read.
 
     Args:
         paths: the part files in order, one per NVMe, 1 to 4096. Their folders must exist.
@@ -664,7 +669,7 @@ class StripeSet:
 
 @final
 class Stats:
-    """Counters of an engine's work so far. All numbers except ``pool_bytes`` only grow.
+    """Counters of an engine's work so far. Counts and bytes only grow, except ``pool_bytes``.
 
     Example:
         >>> before = deepnvme.stats()
@@ -772,7 +777,7 @@ class Stats:
         """Whether this memory is pinned; ``None`` while there is none."""
     @property
     def pool_lock_reason(self) -> str | None:
-        """Reason why this memory is not pinned; ``None`` if it is."""
+        """Reason why this memory is not pinned; ``None`` if it is, and while there is none."""
     def to_dict(self) -> dict[str, int | str | bool | None]:
         """Return the fields as a dictionary, ready for JSON."""
 
@@ -1251,6 +1256,7 @@ def start_read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer:
         One ``Transfer`` for the whole batch.
 
     Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
         TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
     Example:
@@ -1274,6 +1280,7 @@ def start_write_batch(
         One ``Transfer`` for the whole batch.
 
     Raises:
+        FileNotFoundError, PermissionError: as from ``open``.
         TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
     Example:
@@ -1286,7 +1293,7 @@ def stats() -> Stats:
     """Return the engine's counters since it was created.
 
     Returns:
-        A ``Stats``, which does not change any more.
+        A ``Stats`` of this moment. Later work does not change it.
 
     Example:
         >>> before = deepnvme.stats().requests
@@ -1498,9 +1505,10 @@ class StepRecord:
 class StepPlan:
     """Remember the parameters of all param groups, and where their state is.
 
-    ``groups`` has their parameters, ``places`` the number of each one and the position of its first element, ``names`` the
-    moments of each group in the kernel's order, each followed by its scales if it has some. ``moments`` is their format. The state is in the optimizer's own ``state``, or
-    in memory that is passed to ``Kernel.update``.
+    ``groups`` has their parameters. ``places`` has the number of each one and the position of its first element.
+    ``names`` has the moments of each group in the kernel's order, each followed by its scales if it has some.
+    ``moments`` is their format. With ``in_memory``, the state is in the optimizer's own ``state``; otherwise it is in
+    memory that is passed to ``Kernel.update``.
     """
 
     def __new__(
@@ -1519,8 +1527,8 @@ class StepPlan:
         None if its state counts steps.
         """
     def set_batches(self, group: int, batches: Sequence[Sequence[tuple[int, int, int, Sequence[int]]]]) -> None:
-        """Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a member,
-        and the first byte of each kind of their state in the memory of the batch.
+        """Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a
+        member, and the first byte of each kind of their state in the memory of the batch.
         """
 
 @final
@@ -1603,7 +1611,8 @@ class Kernel:
         record: StepRecord,
         batch: tuple[int, torch.Tensor | None] | None = None,
     ) -> list[int]:
-        """Run one step for all gradients of a param group, or for those in one batch, whose state is in ``memory``.
+        """Run one step for all gradients of a param group, or for those in one ``batch``: its number, and the memory that
+        has its state.
 
         Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
         Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is

@@ -61,7 +61,7 @@ def open(  # noqa: A001
     the new one. ``"rb"`` reads ahead, and large reads go straight to the caller's memory.
 
     Args:
-        path: ``str``, ``bytes`` or ``os.PathLike``; for reading also an open file descriptor or a ``StripeSet``.
+        path: ``str``, ``bytes``, ``os.PathLike`` or a ``StripeSet``; for reading also an open file descriptor.
         mode: ``"rb"`` (default) or ``"wb"``.
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: the data that survives a power cut after a written file is closed: ``"none"``, ``"data"`` or
@@ -104,7 +104,7 @@ class _FileBase(_BinaryFile, Generic[_Handle]):
 
     @property
     def name(self) -> str | bytes | int | StripeSet:
-        """The path as it was given."""
+        """The path that was given; of an ``os.PathLike``, its text or bytes."""
         return self._path
 
     @property
@@ -191,7 +191,7 @@ class Reader(_FileBase[_FileReader]):
         return self._open_handle().read(io.DEFAULT_BUFFER_SIZE if size < 0 else size)
 
     def peek(self, size: int = 0, /) -> bytes:  # noqa: ARG002
-        """Return the next few KiB without advancing, fewer at the end of the file.
+        """Return the next ``io.DEFAULT_BUFFER_SIZE`` bytes without advancing, fewer at the end of the file.
 
         Args:
             size: ignored.

@@ -91,7 +91,7 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class UnsupportedError(Error):
-    """This kernel, file system or build does not support a required feature."""
+    """Something is not supported: a feature by this kernel, file system or build, or a file, state or model here."""
 
 
 class DeviceError(Error, RuntimeError):
@@ -106,7 +106,7 @@ class CancelledError(Error):
 
 
 class ClosedError(Error, ValueError):
-    """The engine or file is closed, or belongs to the parent of this forked process."""
+    """The engine, file or other object is closed, or belongs to the parent of this forked process."""
 
 
 class LockedError(Error):
@@ -120,12 +120,15 @@ class WaitTimeoutError(Error, TimeoutError):
 class CorruptFileError(Error, ValueError):
     """A checkpoint or swapped tensor is truncated, corrupt or malicious.
 
-    ``offset`` says where.
+    ``offset`` says where, if that is known.
     """
 
 
 class ChecksumError(Error, ValueError):
-    """The bytes of a checkpoint are not those that were saved. ``offset`` is the start of the damaged range."""
+    """The bytes of a checkpoint are not those that were saved.
+
+    ``offset`` is the start of the damaged range, if that is known.
+    """
 
 
 class ChangedFileError(Error):

@@ -26,7 +26,7 @@ pub(crate) fn run<T: Send + 'static>(
     run_polling(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
 }
 
-/// Runs `work`, which changes nothing, on a thread. An exception from a signal is raised at once: the thread ends by
+/// Runs `work`, which changes no file, on a thread. An exception from a signal is raised at once: the thread ends by
 /// itself and drops its result.
 pub(crate) fn run_read_only<T: Send + 'static>(
     py: Python<'_>,
@@ -46,8 +46,8 @@ pub(crate) fn run_read_only<T: Send + 'static>(
     }
 }
 
-/// Runs `work` on a thread and calls `poll` at intervals. An exception from `poll` or a signal calls `stop` and is raised once the
-/// work ends.
+/// Runs `work` on a thread and calls `poll` at intervals. After an exception from `poll` or a signal, it calls `stop`,
+/// and raises the exception once the work ends.
 pub(crate) fn run_polling<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,

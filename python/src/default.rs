@@ -46,12 +46,12 @@ fn current(py: Python<'_>) -> Option<Py<PyEngine>> {
     (!current.engine.get().is_closed()).then(|| current.engine.clone_ref(py))
 }
 
-/// Opens the default engine for a call.
+/// Returns the default engine for a call.
 pub(crate) fn engine(py: Python<'_>) -> PyResult<Arc<Engine>> {
     object(py)?.get().open_engine(py)
 }
 
-/// Opens the engine of an optional argument, or the default one.
+/// Returns the engine of an optional argument, or the default one.
 pub(crate) fn or_default(py: Python<'_>, chosen: Option<&Bound<'_, PyEngine>>) -> PyResult<Arc<Engine>> {
     chosen.map_or_else(|| engine(py), |chosen| chosen.get().open_engine(py))
 }

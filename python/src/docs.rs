@@ -161,6 +161,7 @@ Returns:
     One ``Transfer`` for the whole batch.
 
 Raises:
+    FileNotFoundError, PermissionError: as from ``open``.
     TypeError, ValueError: as from ``read_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
 Example:
@@ -181,6 +182,7 @@ Returns:
     One ``Transfer`` for the whole batch.
 
 Raises:
+    FileNotFoundError, PermissionError: as from ``open``.
     TypeError, ValueError: as from ``write_batch``. Failures of the transfer are raised by ``Transfer.result``.
 
 Example:
@@ -192,7 +194,7 @@ Example:
         r#"Return the engine's counters since it was created.
 
 Returns:
-    A ``Stats``, which does not change any more.
+    A ``Stats`` of this moment. Later work does not change it.
 
 Example:
     >>> before = deepnvme.stats().requests

@@ -17,7 +17,7 @@ const CLEARED_FROM: usize = 64;
 /// Registers a request that outlives its call.
 pub(crate) fn register(request: &Arc<PendingRequest>) {
     let mut started = ignore_poison(STARTED.lock());
-    // Cleared before it grows, so it is never longer than twice the live requests.
+    // Cleared before it grows, so that ended requests do not pile up.
     if started.len() == started.capacity() && started.len() >= CLEARED_FROM {
         started.retain(|request| request.strong_count() > 0);
         let room = started.len();

@@ -40,8 +40,8 @@ impl<T: Send> Handle<T> {
         }
     }
 
-    /// Looks at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing the
-    /// GIL.
+    /// Looks at the stream with the GIL held, if no thread is using it. For work that takes less time than releasing
+    /// the GIL.
     pub(crate) fn try_peek<R>(&self, act: impl FnOnce(&T) -> R) -> Option<R> {
         let stream = self.stream.try_lock().ok().filter(|_| self.pid == deepnvme_mem::process_id())?;
         stream.as_ref().map(act)

@@ -2,10 +2,13 @@
 //!
 //! The path of a call: `engine` defines the methods, and `module` the functions, on the engine of `default`. `request`
 //! parses the arguments with `path` and `tensor_memory` (which asks `torch`, `array` and `dlpack` for the bytes), and
-//! makes the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started request,
-//! and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
-//! `deepnvme.open`, and `exit` finishes requests at exit. Apart from this path, `timeline` records events, `command`
-//! runs the command line, and `docs` has the texts that functions and methods share.
+//! makes the request without the GIL. `pending_request` waits for it. `transfer` is the Python object of a started
+//! request, and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
+//! `deepnvme.open`, and `exit` finishes requests at exit.
+//!
+//! Apart from this path, `checkpoint`, `optim`, `streaming`, `swap` and `replace` are for the packages
+//! `deepnvme._checkpoint`, `optim`, `_stream` and `_swap`. `timeline` records events, `command` runs the command line,
+//! and `docs` has the texts that functions and methods share. The other modules are helpers of these.
 //!
 //! Only Python's own threads take the GIL. `memory` is the only folder with unsafe code.
 #![deny(unsafe_code)]

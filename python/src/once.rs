@@ -67,7 +67,8 @@ macro_rules! intern {
 }
 pub(crate) use intern;
 
-/// Makes the values that PyO3 keeps in cells of its own and that this package uses: called while the module is imported.
+/// Makes the values that PyO3 keeps in cells of its own and that this package uses. Called while the module is
+/// imported.
 pub(crate) fn fill_cells_of_pyo3(py: Python<'_>) -> PyResult<()> {
     let class = py.get_type::<PyString>();
     class.name()?;

@@ -35,7 +35,8 @@ macro_rules! with_transfer {
     };
 }
 
-/// A request in flight. Drop it with the GIL held: it releases Python objects.
+/// A request in flight. Drop it with the GIL held if possible: it releases Python objects. Without the GIL, their
+/// release waits for a thread that holds it.
 pub(crate) struct PendingRequest {
     transfer: Option<AnyTransfer>,
     pid: u32,
@@ -70,7 +71,7 @@ impl PendingRequest {
         self.transfer().map_or(none, |transfer| with_transfer!(transfer, transfer => transfer.progress()))
     }
 
-    /// Cancels the part that is not started yet.
+    /// Cancels the part that is not started yet. Returns whether there was any.
     pub(crate) fn cancel(&self) -> bool {
         !self.is_from_before_fork()
             && self.transfer().is_some_and(|transfer| with_transfer!(transfer, transfer => transfer.cancel()))
@@ -83,7 +84,8 @@ impl PendingRequest {
         }
     }
 
-    /// Waits without checking signals. Returns whether the request is done. Call it without the GIL.
+    /// Waits without checking signals. Returns whether the request is done, or belongs to the process before a fork.
+    /// Call it without the GIL.
     pub(crate) fn wait_ignoring_signals(&self, timeout: Duration) -> bool {
         if self.is_from_before_fork() {
             return true;

@@ -19,7 +19,7 @@ use crate::{default, error, memory, tensor_memory, torch};
 /// Largest read copied from a window without releasing the GIL.
 const PEEK_BYTES_MAX: usize = 32 << 10;
 
-/// Smallest read that bypasses the windows and reads straight from the device, with every worker copying if needed.
+/// Smallest read that bypasses the windows and reads straight from the device, unless the page cache has the bytes.
 /// Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
 const LARGE_BYTES_MIN: usize = 32 << 20;
 /// Smallest fresh allocation for which huge pages pay off.
@@ -59,7 +59,7 @@ impl FileReader {
         self.or_give_back(at, size, self.read_at(py, at, size))
     }
 
-    /// Read the same bytes without moving the position.
+    /// Read the next `size` bytes, or all remaining bytes if `size` is negative, without moving the position.
     fn peek<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Bound<'py, PyBytes>> {
         let (at, left) = self.left();
         self.read_at(py, at, u64::try_from(size).unwrap_or(left).min(left) as usize)
@@ -148,7 +148,7 @@ impl FileReader {
         (at, self.file_bytes.saturating_sub(at))
     }
 
-    /// Fills all of `target`: large ones straight from the device, small ones from the windows.
+    /// Fills all of `target`. Small reads use the windows, large ones read straight from the device or the page cache.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
         if size <= PEEK_BYTES_MAX && self.handle.try_peek(|reader| reader.read_held(at, &target)) == Some(true) {

@@ -1,7 +1,7 @@
 //! A thread that waits for requests whose `Transfer` was dropped, and makes the interpreter release their tensors.
 //!
-//! It never waits for Python: it asks the interpreter's main thread to release them at its next chance. It shares
-//! no lock with threads that may fork while it runs, so no child finds one locked forever.
+//! It never waits for Python: it asks the interpreter's main thread to release them at its next chance. A forked child
+//! may find this thread's state locked forever, so it never uses that: it makes a thread and state of its own.
 
 use std::ffi::{c_int, c_void};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -13,7 +13,8 @@ use pyo3::prelude::*;
 use crate::pending_request::{PendingRequest, SIGNAL_CHECK_INTERVAL};
 use crate::{detached_requests, memory};
 
-/// This process's thread. Locked only with the GIL held, as every fork of Python does.
+/// This process's thread. Locked only with the GIL held. Python also forks with the GIL held, so no child finds it
+/// locked.
 static REAPER: Mutex<Option<Reaper>> = Mutex::new(None);
 
 struct Reaper {
@@ -23,7 +24,8 @@ struct Reaper {
     is_exiting: Arc<Mutex<bool>>,
 }
 
-/// Keeps a request until it is done, then makes the interpreter release its memory. Without a thread, later calls do it.
+/// Keeps a request until it is done, then makes the interpreter release its memory. Without a thread, later calls do
+/// it.
 pub(crate) fn detach(request: Arc<PendingRequest>) {
     watch_request(&request);
     detached_requests::add(request);

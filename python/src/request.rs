@@ -40,13 +40,13 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
 /// Whether the caller waits for the request at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BlockingMode {
-    /// The caller waits, so a small transfer runs best on its own thread.
+    /// The caller waits, so a small transfer runs best on the caller's thread.
     Blocking,
     /// The caller waits later.
     Async,
 }
 
-/// Open the file and submit, on a thread without the GIL.
+/// Open the file and submit, without the GIL.
 type Submit = Box<dyn FnOnce(&Engine, BlockingMode) -> Result<AnyTransfer> + Send>;
 
 /// A parsed request that is not submitted yet. Submitting it needs no GIL.
@@ -252,8 +252,8 @@ fn check_memory(items: usize) -> PyResult<()> {
     }
 }
 
-/// Iterates over the items. A tensor would yield its rows, all created at once by torch, and a string its characters:
-/// both are refused as mistakes.
+/// Iterates over the items. A tensor would yield its rows, all created at once by torch, a string its characters, and a
+/// dict its keys: these are refused as mistakes, and so are arrays and buffers.
 fn iterate<'py>(items: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyIterator>> {
     let py = items.py();
     let is_one = items.is_instance_of::<PyString>()

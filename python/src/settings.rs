@@ -178,7 +178,7 @@ fn integer(value: &Bound<'_, PyAny>, low: u64, detail: impl Fn() -> String) -> P
     }
 }
 
-/// Parse a size for the package: every size argument that is written in Python.
+/// Parse a size, at least 1, for the functions that are written in Python.
 #[pyfunction]
 pub(crate) fn _parse_bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
     bytes(name, value, 1)

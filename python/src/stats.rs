@@ -32,7 +32,7 @@ macro_rules! record_class {
 pub(crate) use record_class;
 
 record_class! {
-    /// Counters of an engine's work so far. All numbers except ``pool_bytes`` only grow.
+    /// Counters of an engine's work so far. Counts and bytes only grow, except ``pool_bytes``.
     ///
     /// Example:
     ///     >>> before = deepnvme.stats()
@@ -105,7 +105,7 @@ record_class! {
         pool_bytes: u64,
         /// Whether this memory is pinned; ``None`` while there is none.
         pool_locked: Option<bool>,
-        /// Reason why this memory is not pinned; ``None`` if it is.
+        /// Reason why this memory is not pinned; ``None`` if it is, and while there is none.
         pool_lock_reason: Option<String>,
     }
 }

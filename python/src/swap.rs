@@ -366,7 +366,7 @@ fn already_returned() -> PyErr {
     PyValueError::new_err("the tensor has been returned; borrow it again")
 }
 
-/// Runs a call that may block, without the GIL. Signals are checked every 20 ms.
+/// Runs a call that may block, without the GIL. Signals are checked at most every 20 ms.
 fn interruptible<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,

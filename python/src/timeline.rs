@@ -15,7 +15,9 @@ use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
 use crate::settings::number;
 
-/// Record an engine's work while the block runs, and write it to a file. ``deepnvme.trace`` and ``Engine.trace`` make it.
+/// Record an engine's work while the block runs, and write it to a file.
+///
+/// ``deepnvme.trace`` and ``Engine.trace`` make it.
 ///
 /// Example:
 ///     >>> import time
@@ -108,8 +110,8 @@ impl Trace {
     /// - ``disk_busy_s``: time with a transfer in flight;
     /// - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
     ///   transfers (``None`` without copies);
-    /// - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share of
-    ///   ``busy_s`` with a transfer in flight);
+    /// - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share
+    ///   of ``busy_s`` with a transfer in flight);
     /// - ``events``, and ``dropped`` ones.
     ///
     /// Raises:

@@ -67,7 +67,8 @@ pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
     }
 }
 
-/// Tells autograd that these tensors were changed in place, without running Python code: no signal is handled meanwhile.
+/// Tells autograd that these tensors were changed in place, without running Python code: no signal is handled
+/// meanwhile.
 pub(crate) fn increment_versions(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
     let Some(module) = module(py, "torch._C")? else { return Ok(()) };
     let Ok(increment) = module.getattr(intern!(py, "_increment_version")) else { return Ok(()) };
@@ -126,8 +127,8 @@ pub(crate) fn layout(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
     describe(&resolved).map(Some)
 }
 
-/// Returns the layout of an ordinary tensor with one C call; `None` for all others, which take the slow path. For ten
-/// thousand tensors, the slow path takes longer than their bytes.
+/// Returns the layout of an ordinary tensor from one C call instead of many attributes; `None` for all others, which
+/// take the slow path. For ten thousand tensors, the slow path takes longer than their bytes.
 fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<Layout>> {
     if plain_of(object, torch)?.is_none() {
         return Ok(None);
@@ -187,8 +188,8 @@ pub(crate) fn wait_for_copies(py: Python<'_>) {
     }
 }
 
-/// Returns the bytes of an untyped storage and a reference that keeps them there; `None` for anything else, and for
-/// devices other than CUDA.
+/// Returns the device, address and number of the bytes of an untyped storage, and a reference that keeps them there.
+/// `None` for anything else, and for storages outside of host memory and CUDA devices.
 pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Location, usize, usize, KeepAlive)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };

@@ -18,8 +18,8 @@ use crate::{detached_requests, error, exit, reaper};
 
 /// A request in flight, from ``start_read``, ``start_write`` or their batches.
 ///
-/// The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case, a
-/// later call of the package releases them, and a failure becomes a ``ResourceWarning``. Until the request is done,
+/// The tensor and the file stay alive until the request is done, even if the ``Transfer`` is dropped. In that case,
+/// they are released soon after it is done, and a failure becomes a ``ResourceWarning``. Until the request is done,
 /// don't change a tensor that is being written, and don't use a tensor that is being read into.
 ///
 /// ``await transfer`` waits in a coroutine, and a ``with`` block waits at its end.

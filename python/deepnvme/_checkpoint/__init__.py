@@ -5,8 +5,12 @@
   ``load_request``: the checked arguments, and the files.
 - ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
 - ``load_buffer`` is the memory that a load fills. ``allocation`` allocates it, and ``buffer_pool`` reuses it.
+  ``filled_memory`` finds targets that share memory, and ``read_ahead`` reads for lazy states.
+- ``iterate`` yields the weights of a model in bounded memory.
 - ``checkpointer`` saves a training run: ``save_schedule`` decides when, ``save_start`` and ``background_save`` run its
-  saves, ``history`` keeps its folder, ``checkpointer_stats`` counts, and ``distributed`` coordinates processes.
+  saves, ``history`` keeps its folder, ``checkpoint`` describes a checkpoint, ``checkpointer_stats`` counts, and
+  ``distributed`` coordinates processes.
 - ``dcp`` writes and reads the folders of ``torch.distributed.checkpoint``.
-- ``tensor_names`` names the tensors of nested states.
+- ``state_walk`` finds the tensors of nested states, and ``tensor_names`` names them. ``file_entries`` are those of
+  files.
 """

@@ -1,4 +1,4 @@
-"""Memory that a load fills: private, aligned, and not touched before."""
+"""Memory that a load fills: private and aligned. Only pinning touches it before."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _HUGE_BYTES_MIN = 8 << 20
 
 
 def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:
-    """Allocate private memory without touching it. Returns it, and the page-aligned offset of the ``nbytes``.
+    """Allocate private memory. Returns it, and the page-aligned offset of the ``nbytes``.
 
-    In large allocations the offset is aligned to a huge page. The load decides whether to use huge pages.
+    Memory that is not pinned is not touched. In large allocations of it, the offset is aligned to a huge page. The load
+    decides whether to use huge pages.
     """
     if pin_memory:
         return pinned_empty(nbytes).numpy(), 0

@@ -47,7 +47,8 @@ class Part:
     head_crc64: str | None = None
     """CRC-64/NVME of its first 64 KiB, which distinguishes it from other files of its name."""
     written_ns: int | None = None
-    """Its modification time after the save, in nanoseconds since 1970. With a later one it is kept."""
+    """Its modification time after the save, in nanoseconds since 1970. A file with a later one is kept when the
+    checkpoint is retired."""
 
 
 @public

@@ -52,11 +52,12 @@ _TRIES_MAX = 20
 class Checkpointer:
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
-    Each checkpoint is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the checkpoints that count.
+    Each checkpoint of one process is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the
+    checkpoints that count.
     It is replaced atomically once a new file is complete and on disk, so a crash leaves the newest complete
-    checkpoint. The next save removes the remains of an interrupted one. Files that the manifest does not list are
-    never touched. The newest checkpoint is the one that was saved last, whatever its step: a training run that goes
-    back to an earlier step goes on from there.
+    checkpoint. The next save removes the remains of an interrupted one. Other files that the manifest does not list
+    are never touched. The newest checkpoint is the one that was saved last, whatever its step: a training run that
+    goes back to an earlier step goes on from there.
 
     One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
     Threads that save through one Checkpointer take turns. A signal handler may save during a save.
@@ -77,7 +78,8 @@ class Checkpointer:
             between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
         memory: bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept until ``close``.
-            Default: the size of the first state, at most a quarter of the available memory.
+            Default: the size of the first state, at most a quarter of the available memory for all processes of a
+            machine.
         format: ``"pt"`` (default) or ``"safetensors"``.
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
@@ -352,7 +354,7 @@ class Checkpointer:
             step: the step of the checkpoint. Default: the newest.
 
         Returns:
-            The bytes copied.
+            The bytes copied to this machine.
 
         Raises:
             FileNotFoundError: there is no such checkpoint, or no machine has one of its parts.

@@ -22,20 +22,20 @@ class CheckpointerStats:
     """
 
     saves: int
-    """Checkpoints in the manifest."""
+    """Checkpoints that were added to the manifest."""
     nbytes: int
     """Their size in bytes."""
     stall_s: float
     """Seconds that ``save``, and the optimizers of ``overlap``, blocked training."""
     write_s: float
-    """Seconds from each call of ``save`` until its file got its name."""
+    """Seconds from each call of ``save`` until its file got its name, summed up."""
 
 
 class StatsCounter:
     """Adds up the statistics. Threads update them at the same time, and so may a signal handler.
 
-    There is no lock, because a handler would wait forever for the thread that it interrupted. Each number is appended
-    to a list instead.
+    There is no lock, because a handler would wait forever for the thread that it interrupted. The numbers are appended
+    to arrays instead.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class FilledMemory:
         self._views: list[tuple[str, int, list[int], list[int], int]] = []
 
     def add(self, name: str, target: torch.Tensor, source: Any) -> Any:
-        """Add a target. Returns the source of an earlier target that is the same view."""
+        """Add a target. Returns the source of an earlier target that is the same view, or ``None``."""
         view = (target.device, target.data_ptr(), target.dtype, target.shape, target.stride())
         if (earlier := self._sources.setdefault(view, source)) is not source:
             return earlier

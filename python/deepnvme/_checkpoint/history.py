@@ -39,7 +39,10 @@ _UNLISTED_SHOWN = 3
 
 
 class UncommittedFiles(Protocol):
-    """The files of a save, complete under private names and not yet in the manifest. It has several, or a folder."""
+    """The files or the folder of a save of several processes or of DTensors.
+
+    They are complete under private names, and not yet in the manifest.
+    """
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -101,7 +104,7 @@ class History:
         self.entries = decode_manifest(self.folder, text)
 
     def refresh(self) -> bool:
-        """Read the manifest again. Returns whether it changed."""
+        """Read the manifest again. Returns whether it changed. With several processes it does nothing."""
         if not self._group.is_single:
             return False
         before = self.entries
@@ -138,7 +141,11 @@ class History:
         return self.folder / self._native.reserve(step, suffix, [])
 
     def _lock(self, token: str) -> str:
-        """Take the lock. Returns the manifest if this process did not hold the lock before, otherwise ``""``."""
+        """Take the lock.
+
+        Returns:
+            The manifest, if this process did not hold the lock before or has found unlisted checkpoints; else ``""``.
+        """
         had = self._native.is_claimed
         since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
@@ -161,7 +168,7 @@ class History:
         return self._native.text
 
     def prepare_shared(self, step: int) -> tuple[str, str, list[str]]:
-        """Lock the folder, in one of several processes. Returns the leader's token and manifest, and names in use."""
+        """Lock the folder, if this process is the leader. Returns its token and manifest, and the names in use here."""
         token, text = "", ""
         if self._group.is_leader:
             token = secrets.token_hex(16)
@@ -210,7 +217,7 @@ class History:
         Args:
             step: its step.
             path: its path.
-            saved: its size and checksum.
+            saved: its size, and the offset, size and checksum of its index.
             saving: the save, which has its files.
             number: the number of the save.
             check_wanted: raises an error if the caller has given up this save. No rank commits then.

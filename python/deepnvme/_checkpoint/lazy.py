@@ -28,7 +28,7 @@ _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_ne
 
 
 class LazyTensor(torch.Tensor):
-    """A tensor whose bytes are still in the file. Any operation on it reads them, once."""
+    """A tensor whose bytes are still in the file. An operation that needs them reads them, once."""
 
     _read: Callable[[], torch.Tensor]
     _device: torch.device
@@ -233,7 +233,7 @@ class LazyUnpickler(SafeUnpickler):
 
 
 def load_lazily(request: LoadRequest) -> Any:
-    """Return the state of a file, or the tensors of several by name, without reading them."""
+    """Return the state of a file, or the tensors of several by name. Tensors and parameters are read on first use."""
     # The files stay open, since they are read later, even if they are deleted.
     return request.for_files(lambda files: _load_files(request, files))
 

@@ -81,7 +81,8 @@ def load(
         map_location: ``torch.load``'s name for ``device``. Like there, it may also be a dict of devices (saved device
             to new one), or a function of a storage and the device that it was saved from. Both need a load without
             ``into``, ``lazy`` and ``pin_memory``. Tensors in safetensors files count as saved from ``"cpu"``.
-        weights_only: only True (default), for calls that were written for ``torch.load``. No other way is offered.
+        weights_only: only True (default) or ``None``, for calls that were written for ``torch.load``. There is no other
+            way to load.
         mmap: only False (default), for calls that were written for ``torch.load``. ``lazy=True`` reads tensors on first
             use.
 

@@ -76,7 +76,7 @@ class LoadBuffers:
 
     @property
     def is_done(self) -> bool:
-        """Whether no read is in flight. ``finish`` raises its error."""
+        """Whether no read is in flight. ``finish`` raises the error of a read."""
         return self._loading.is_done()
 
     def finish(self, verify: str, progress: object) -> None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
-# Tensors that cannot be filled directly go through a temporary buffer of this size, one group after the other.
+# Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group
+# has at most this size, or is a single larger storage.
 _GROUP_BYTES = 64 << 20
 
 
@@ -53,9 +54,9 @@ class _Plan(NamedTuple):
 
     reader: _CheckpointReader
     plain: _DirectReads
-    """Filled by the read itself, and found without a look at each of them."""
+    """Filled by the read itself, and found by the extension."""
     direct: list[Any]
-    """Filled by the read itself."""
+    """Filled by the read itself, and found here."""
     copied: list[_Pair]
     """Filled by a copy from a temporary buffer."""
     compared: list[_Pair]

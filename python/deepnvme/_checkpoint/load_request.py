@@ -80,7 +80,7 @@ class LoadRequest:
         Args:
             file: the file.
             exact: whether to read the header of each record of an archive, so that no read raises ``MovedError``.
-            unless_covered: not if the file's checksums cover the headers, and reads compare them.
+            unless_covered: do not read the headers if the file's checksums cover them: reads then compare them.
         """
         unless_covered = unless_covered and self.verify != "off"
         reader = _CheckpointReader(file.path, self.engine, exact, file.names, unless_covered=unless_covered)

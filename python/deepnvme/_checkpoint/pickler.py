@@ -116,7 +116,7 @@ class Pickler(pickle.Pickler):
             self.refused.append((obj, self._current))
 
     def _refer(self, storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[tuple[object, ...], bool]:
-        """Describe a storage. Returns whether ``dtype`` is the one that the archive has for it."""
+        """Describe a storage. Returns the description, and whether the archive has ``dtype`` for it."""
         key, known = self._key(storage, dtype)
         if dtype not in _CLASSES:
             return self._untyped(storage), known == dtype

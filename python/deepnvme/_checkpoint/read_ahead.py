@@ -26,11 +26,12 @@ _IN_ORDER_MIN = 2
 
 
 class ReadAhead:
-    """Reads the storages of a file, each once. Threads may share it.
+    """Reads the storages of a file. Threads may share it.
 
     One that is used out of order is read alone. Once three are used in the order of the file, those behind them are
     read in the same request, and the next request starts when the first of them is used. Storages that were read and
-    not used take two windows at most: older ones are given up. Errors are reported when their storage is used.
+    not used take two windows at most: older ones are given up, and read again if they are used after all. Errors are
+    reported when their storage is used.
     """
 
     def __init__(self, request: LoadRequest, reader: _CheckpointReader, wanted: Iterable[int]) -> None:

@@ -2,7 +2,7 @@
 
 A pickle names functions and classes, and says which to call. This module calls only those in its table: the list of
 ``torch.load(weights_only=True)``, ``bytes`` and ``frozenset``, and the user's ``torch.serialization.add_safe_globals``.
-``size_limits`` checks their arguments.
+For ``getattr`` it has a function that only finds members of allowed enumerations. ``size_limits`` checks arguments.
 """
 
 from __future__ import annotations

@@ -282,7 +282,7 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
 
 
 def _check_utf8(text: str, what: str) -> None:
-    """Reject text that JSON cannot store."""
+    """Reject text that UTF-8 cannot encode."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         msg = f"{what} is {text!r}, which contains a lone surrogate and cannot be UTF-8; rename it, or save a .pt file"
         raise InvalidArgumentError(msg)

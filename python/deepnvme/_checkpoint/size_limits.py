@@ -1,4 +1,4 @@
-"""Limits on the objects of a pickle: nothing that a file creates is larger than the file.
+"""Limits on the objects of a pickle: nothing that a file creates is much larger than the file.
 
 Most objects are as large as their bytes in the file. The functions checked here can make more: they take a size as a
 number, copy earlier objects, or iterate over a view that repeats one element.
@@ -38,7 +38,7 @@ _WALK_SLACK_BYTES = 16 << 20
 
 
 class SizeLimits:
-    """Rejects objects that would be larger than the file."""
+    """Rejects objects that would be much larger than the file."""
 
     def __init__(self, path: object, reader: _CheckpointReader) -> None:
         self._path = path

@@ -1,7 +1,7 @@
 """Walks over nested states: dicts, lists and tuples, down to tensors.
 
 Containers may stand in several places, and contain themselves. Each walk keeps the containers that it has seen: a
-mapping may make its values anew, and a freed one's address would be another's.
+mapping may make its values at each access, and a new object could get the address of a freed one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Keys: TypeAlias = tuple[object, ...]
 
 # The same as in files: tensors below have no name there.
 _DEPTH_MAX = 500
-# Containers that stand in several places are walked so often in all. Forty lists, each of which contains the one before
-# it twice, have a million million names.
+# Limit of walks into containers that were walked before. Forty lists, each of which contains the one before it twice,
+# have a million million names.
 _REVISITS_MAX = 1 << 19
 
 

@@ -32,7 +32,7 @@ def run(options: str) -> int:
 
 
 def _run(options: dict[str, Any]) -> int:
-    """Run it in a folder, in which only the picture stays. Exit status 1 if a result is wrong."""
+    """Run the demo in a folder, in which only the picture stays. Returns exit status 1 if a result is wrong."""
     folder, asked = Path(options["folder"]), parse_bytes(options["size"], "--size")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name an existing folder on the disk to show")

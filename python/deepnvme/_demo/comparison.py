@@ -26,10 +26,10 @@ class Comparison:
         return median(ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True))
 
     def to_dict(self) -> dict[str, object]:
-        """Return all fields, ready for JSON."""
+        """Return the fields except the note, and the ratio, ready for JSON."""
         rates = {"theirs": self.theirs, "ours": self.ours, "ratio": self.ratio if self.ours else None}
         return {"work": self.work, "unit": self.unit, "tool": self.tool, "missing": self.missing or None, **rates}
 
 
 class WrongResultError(Exception):
-    """Two tools that must give the same result gave different ones."""
+    """A tool gave another result than the other tool, or than what it had saved."""

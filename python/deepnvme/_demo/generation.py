@@ -25,7 +25,9 @@ _MEMORY_MIN = 300_000_000
 
 
 def compare(nbytes: int, folder: Path, step: Callable[[str], None]) -> Comparison:
-    """Make a Llama-shaped model of random weights, and alternate both tools with a quarter of its memory.
+    """Make a Llama-shaped model of random weights, and alternate both tools.
+
+    Each tool has memory for a quarter of the weights, and at least 300 MB.
 
     Raises:
         WrongResultError: the tools generated different tokens.

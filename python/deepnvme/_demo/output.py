@@ -42,7 +42,7 @@ class StepProgress:
 
 
 def table(comparisons: list[Comparison]) -> str:
-    """Return the medians of both tools, and the ratio of each round's rates."""
+    """Return the medians of both tools, and the median of the rounds' ratios."""
     rows = [f"{'':<15}{'today':<18}{'rate':>8}{'deepnvme':>10}  {'':<18}{'ratio':>6}".rstrip()]
     for one in comparisons:
         if one.missing:
@@ -59,7 +59,7 @@ def _number(value: float) -> str:
 
 
 def write_picture(path: Path, comparisons: list[Comparison]) -> None:
-    """Write bars of all rates as SVG. Each pair has its own scale."""
+    """Write bars of the median rates as SVG. Each pair has its own scale."""
     shown = [one for one in comparisons if not one.missing]
     width, height = _LEFT_PX + _WIDTH_PX, _HEAD_PX + _ROW_PX * len(shown)
     parts = [

@@ -15,7 +15,7 @@ from deepnvme.errors import Error, OutOfMemoryError
 State = dict[str, torch.Tensor]
 _SPARE_BYTES = 1 << 30  # of disk and of memory
 _PATIENCE_S = 60.0
-# The least of the three stages: twice the smallest generated model, the real weights, and the optimizer's state.
+# The three stages need at least this: twice the smallest generated model, the real weights, and the optimizer's state.
 _DISK_BYTES_MIN = 2_500_000_000
 _MEMORY_BYTES_MIN = 2_500_000_000
 # Below this size, only the saved state gets smaller.
@@ -44,7 +44,7 @@ def total_bytes(state: State) -> int:
 def enlarge(weights: State, nbytes: int) -> State:
     """Add layers of random bits to real weights, alternately float32 and bfloat16, up to about ``nbytes``.
 
-    A disk may compress zeros and repetitions, and random bits not.
+    A disk may compress zeros and repetitions, but not random bits.
     """
     state = dict(weights)
     generator = torch.Generator().manual_seed(20)
@@ -94,7 +94,7 @@ def choose_bytes(asked: int, folder: Path, saves: int) -> tuple[int, list[str]]:
 
 
 def write_pace(folder: Path) -> float:
-    """Measure the bytes a second of a durable write of 64 MB."""
+    """Measure the bytes a second of a durable write of 64 MiB."""
     path, data = folder / "pace", os.urandom(1 << 20)
     began = time.monotonic()
     with path.open("wb") as file:

@@ -92,7 +92,7 @@ def partition(root: nn.Module, sizes: Mapping[int, int], limits: Limits) -> Part
 
     Args:
         root: the model.
-        sizes: bytes of each weight on disk, by ``id`` of the module's tensor.
+        sizes: bytes of each weight in memory, by ``id`` of the module's tensor.
         limits: size limits.
 
     Returns:

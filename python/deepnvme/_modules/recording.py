@@ -23,7 +23,7 @@ def refuse_recording(model: str, arguments: Iterable[Any]) -> None:
 
     Args:
         model: says which model, for the error.
-        arguments: of the call.
+        arguments: the arguments of the call.
 
     Raises:
         UnsupportedError: the call is recorded or transformed.

@@ -5,6 +5,7 @@
 - ``passes`` follows a block through forward and backward. ``autograd`` saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group. ``saving`` writes a model shard by shard.
 - ``hooks``: what watches the model's steps and those of all optimizers.
+- ``state_dicts`` puts the values of parameters on disk into state dicts. ``fingerprint`` notices forbidden changes.
 - ``placeholders``: the stand-in data of a parameter while its bytes are on disk.
 """
 

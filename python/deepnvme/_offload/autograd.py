@@ -141,8 +141,8 @@ def _viewed(saved: _WeightView | _CastView, memory: torch.Tensor) -> torch.Tenso
 class _Hooks(AbstractContextManager[None]):
     """Hooks for saved tensors, as ``torch.autograd.graph.saved_tensors_hooks``.
 
-    torch's own stay if Ctrl-C comes between their entry and the block. And their exit removes the innermost hooks,
-    also if these are of another by then.
+    torch's own stay if Ctrl-C comes between their entry and the block. And their exit removes the innermost hooks, even
+    if those belong to another block by then.
     """
 
     def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 
-# Elements that are summed at a time.
+# Words of 8 bytes that are summed at a time.
 _FINGERPRINT_ELEMENTS = 1 << 17
 
 
 def fingerprint(memory: torch.Tensor) -> tuple[int, int]:
-    """Return two sums over bytes, of which the second depends on their places: to notice changes, not attacks."""
+    """Return two sums over memory, of which the second depends on places: to notice changes, not attacks."""
     whole = memory.numel() // 8 * 8
     words, rest = memory[:whole].view(torch.int64), memory[whole:].to(torch.int64)
     places = torch.arange(1, min(len(words), _FINGERPRINT_ELEMENTS) + 1)

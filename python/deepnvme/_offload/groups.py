@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 # Alignment of parameters within a group: good for vector loads, and enough for any dtype.
 _ALIGNED_BYTES = 64
-# The fraction of the memory that a group may take, so that one can be in use while others are moved.
+# Modules are divided until each takes at most this fraction of the memory, if possible. One can then be in use while
+# others are moved.
 _GROUP_FRACTION = 1 / 4
-# Parameters up to this fraction of the memory stay in it, up to a total fraction.
+# Modules whose parameters take at most this fraction of the memory, and at most so many bytes, stay in it, up to a
+# total fraction.
 _RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 16, 1 / 8
 
 
@@ -108,7 +110,8 @@ def find_misplaced(root: nn.Module, blocks: Iterable[Block]) -> tuple[str, str] 
 def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     """Find the blocks of a model, in module order.
 
-    Parameters of at most a few KiB stay in memory and belong to no group.
+    The parameters of small modules (at most 64 KiB), and those of modules outside of all blocks, stay in memory and
+    belong to no group.
 
     Args:
         root: the model.

@@ -106,8 +106,9 @@ class ParameterOffload:
             Nothing: the parameters themselves have their values in the block.
 
         Raises:
+            ClosedError: the offloading was closed.
             MemoryError: they are more than ``memory``.
-            RuntimeError: with ``write``, one of them is in use.
+            RuntimeError: with ``write``, one of them is in use; without it, the block has changed one.
             TypeError: the argument is not a collection of parameters.
         """
         self._check_open()
@@ -163,7 +164,8 @@ class ParameterOffload:
 
         Raises:
             ClosedError: the optimizer or the offloading was closed.
-            UnsupportedError: the optimizer treats parameters together, or is already attached.
+            UnsupportedError: the optimizer treats parameters together, is already attached, or has ``max_norm`` and
+                is attached with ``in_backward``.
             ValueError: it has none of the model's parameters.
         """
         self._check_open()
@@ -206,7 +208,9 @@ class ParameterOffload:
             As of ``torch.nn.Module.load_state_dict``: ``missing_keys`` and ``unexpected_keys``.
 
         Raises:
-            RuntimeError: names or shapes differ.
+            ClosedError: the offloading was closed, or the model is gone.
+            RuntimeError: names, shapes or dtypes do not fit, or a tensor is on the meta device.
+            TypeError: a value is not a tensor.
         """
         self._check_open()
         model = self._model()
@@ -436,7 +440,8 @@ def offload_parameters(
     Args:
         model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
             being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
-        memory: bytes for parameters, such as ``"4GB"``. Parameters of a few KiB stay in memory in addition.
+        memory: bytes for parameters, such as ``"4GB"``. The parameters of small modules (at most 64 KiB), and those of
+            modules outside of all blocks, stay in memory in addition.
         swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
             outlives the process.
         checksums: checksum everything that is written, and verify it when it is read.
@@ -444,7 +449,8 @@ def offload_parameters(
 
     Returns:
         ``model.offloading``, with ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``,
-        ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all parameters.
+        ``save(path)``, ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all
+        parameters.
 
     Raises:
         MemoryError: one block needs more memory, or the machine has less.

@@ -30,7 +30,7 @@ class ParameterPlaceholder:
     def __init__(self, member: Member) -> None:
         self._parameter = member.parameter
         self._kind = type(member.parameter)
-        # `torch.utils.swap_tensors` refuses parameters that have one: it would exchange their hooks and memory.
+        # `torch.utils.swap_tensors` would exchange hooks and memory. It refuses parameters with a weak reference.
         self._reference: weakref.ref[nn.Parameter] | None = None
         message = on_disk_message(member.name, "It was read or changed")
         bare = without_memory(member.shape, member.stride, member.dtype, message)
@@ -78,7 +78,7 @@ class ParameterPlaceholder:
         return data.data_ptr() != expected.data_ptr() or not torch.equal(self._number, self._bytes)
 
     def repair(self) -> None:
-        """Undo such a change."""
+        """Undo a change that :meth:`is_changed` has found."""
         if self._number is not None:
             self._number.copy_(self._bytes)
         self.install()

@@ -235,7 +235,7 @@ class Residence:
         """Return the bytes of a held group.
 
         Raises:
-            ClosedError: it has memory of its own again.
+            ClosedError: its parameters have memory of their own again.
             RuntimeError: another thread has released it.
         """
         with self._lock:

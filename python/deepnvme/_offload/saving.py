@@ -24,7 +24,7 @@ class ShardSaver:
 
     Args:
         state: names to tensors, some of which are on disk.
-        copy: returns the bytes of a tensor.
+        copy: returns a tensor in memory with the values of one of these.
     """
 
     def __init__(self, state: Mapping[str, torch.Tensor], copy: Callable[[torch.Tensor], torch.Tensor]) -> None:

@@ -52,7 +52,8 @@ class OptimizerStepper:
         on_end: called when a step has ended.
 
     Raises:
-        UnsupportedError: the optimizer treats parameters together.
+        UnsupportedError: the optimizer treats parameters together, or clips by their total norm during the backward
+            pass.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class OptimizerStepper:
         # Groups that a backward pass has changed or was interrupted at, for optimizers that track no progress: they are
         # not changed again.
         self._attempted: set[ParameterGroup] = set()
-        # The backward pass failed. `step` tries again and raises the error.
+        # A change during the backward pass failed. `step` tries again and raises the error.
         self._has_failed = False
         self._replace_step(optimizer)
         if in_backward:

@@ -2,11 +2,11 @@
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
 - ``model_files``, ``module_weights``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each
-  weight.
+  weight. ``config_limits`` refuses hostile configs.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``changed_buffers``: keeps changes of buffers.
-- ``call_gate``: calls that run while the model is closed.
+- ``call_gate``: closes a model once no call runs.
 - ``scheduler``: threads that share the memory.
 - ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.
 """

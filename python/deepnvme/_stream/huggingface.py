@@ -44,7 +44,8 @@ def find_folder(model: str | bytes | os.PathLike[str], options: dict[str, Any]) 
 
     Args:
         model: a folder, or the name of a model of the Hub.
-        options: passed to ``from_pretrained``. ``revision`` and ``cache_dir`` are used and removed.
+        options: passed to ``from_pretrained``. For a look-up in the cache, ``revision`` and ``cache_dir`` are used and
+            removed.
 
     Raises:
         NotFoundError: there is no such folder, and the cache has no such model. The message says how to get it.
@@ -82,7 +83,7 @@ def build_model(
     Args:
         folder: the folder with ``config.json``.
         files: the weights.
-        dtype: dtype of the model; ``"auto"`` takes the one of the files.
+        dtype: dtype of the model; ``"auto"`` takes the one of the config, or else of the files.
         model_class: a class of transformers that overrides the one in the config.
         options: passed to ``from_pretrained``, such as ``attn_implementation``.
     """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from deepnvme._stream.weight_origin import WeightFiles
 
 
-# A longer call has waited for its weights.
+# A layer that waits longer than this for its weights has a stall in timelines.
 _STALL_NS_MIN = 50_000
 
 
@@ -77,7 +77,7 @@ class LayerCache:
         )
         # The views of each group in each slot it has used: made once, then reused in every step.
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
-        # `torch.utils.swap_tensors` refuses tensors that have one: a later call would find the other tensor.
+        # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references: list[weakref.ref[torch.Tensor]] = []
         self._bindings = [ParameterBinding(group.weights, device, gate, changed) for group in groups]
         self._scheduler = FairScheduler(gate.check)

@@ -92,8 +92,8 @@ def split_memory(
 ) -> MemorySplit:
     """Divide memory between layer groups, rows of embeddings, and experts.
 
-    Rows and experts get their proportional share. Groups get at least enough to load the next one while one is in use.
-    Experts get at least the size of one layer's. Memory that groups cannot use goes to rows.
+    Rows and experts get their proportional share. Groups get enough to load the next one while one is in use, if
+    possible. Experts get at least the size of one layer's. Memory that groups cannot use goes to rows.
 
     Args:
         memory: bytes for all of them.
@@ -103,7 +103,7 @@ def split_memory(
         item_bytes: bytes of the rows that are loaded together; at least these must fit.
 
     Raises:
-        MemoryError: one group and the experts of one layer do not fit.
+        MemoryError: one group does not fit together with the experts of one layer or the rows of one lookup.
     """
     class_of, slot_bytes = classify_sizes(group_bytes)
     picked_min = max([item_bytes, *experts_bytes])

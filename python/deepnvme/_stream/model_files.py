@@ -54,7 +54,8 @@ class ModelFiles:
     """The files that a path refers to, and the position of each tensor in them.
 
     Args:
-        path: a Hugging Face folder, an index, a safetensors file, a torch archive, or a stripe set.
+        path: a Hugging Face folder, the folder of a packed or striped model, an index, a safetensors file, a torch
+            archive, or a stripe set.
         engine: the engine that reads the headers.
         verify: how much to compare with checksums before use: ``"off"``, ``"sample"`` or ``"full"``.
     """
@@ -173,7 +174,7 @@ def _is_packed(file: str | StripeSet) -> bool:
 
 
 def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:
-    """Find the output of ``deepnvme pack`` in a folder: one file or a stripe set."""
+    """Find a packed model in a folder, one file or a stripe set, or a stripe set of plain weights."""
     folder = path_of(path)
     for name in (_PACKED_NAME, "model.safetensors"):
         manifest = folder / f"{name}.stripes.json"

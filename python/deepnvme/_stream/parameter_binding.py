@@ -252,7 +252,7 @@ def view_weight(
         like: the module's tensor.
         kind: the class of a parameter.
     """
-    # Inference tensors have none.
+    # Inference tensors have no version counter.
     with torch.inference_mode(mode=False):
         flat = memory[at : at + origin.memory_nbytes].view(origin.memory_dtype)
         shaped = flat.view(like.shape).data

@@ -42,11 +42,12 @@ _GROUP_FRACTION = 1 / 4
 _GROUP_FRACTION_CONVERTED = 1 / 16
 # A single layer above this fraction of the memory has a slot of its own.
 _LARGE_FRACTION = 1 / 8
-# Weights up to this fraction of the memory are resident, up to a total fraction.
+# Modules whose weights take at most this fraction of the memory, and at most so many bytes, are resident, up to a total
+# fraction.
 _RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 20, 1 / 8
 # Experts are read one by one if those of a layer exceed this fraction of the memory.
 _EXPERTS_FRACTION = 1 / 64
-# Precision of the search for sufficient memory, as a fraction of the result.
+# The search for sufficient memory is precise to the result divided by this.
 _SEARCH_PRECISION = 64
 
 
@@ -86,7 +87,7 @@ class PlanInput:
     """The inputs of a plan."""
 
     root: nn.Module
-    # Bytes of each weight on disk, by `id` of the module's tensor.
+    # Bytes of each weight in memory, by `id` of the module's tensor.
     sizes: Mapping[int, int]
     origin_of: Mapping[str, Origin]
     # Length of each file.

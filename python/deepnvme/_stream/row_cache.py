@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deepnvme._stream.changed_buffers import ChangedBuffers
     from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin, WeightFiles
 
-    # Offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
+    # Source and offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
     _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
 
 # Maximum bytes of rows that are read together. More would read rows that nobody asked for.
@@ -88,7 +88,7 @@ class RowCache:
             ]
             for some, binding in zip(places, self._bindings, strict=True)
         ]
-        # `torch.utils.swap_tensors` refuses tensors that have one: a later call would find the other tensor.
+        # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references = [weakref.ref(view) for views in self._views for view in views]
         for index, lookup in enumerate(lookups):
             gate.wrap(lookup.module, self._wrapper_of(index))
@@ -160,7 +160,7 @@ def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:
 
 
 def item_bytes(origins: Sequence[Origin], page: int) -> int:
-    """Count the bytes that are loaded together, at least."""
+    """Return the memory that the smallest load needs: one item of each weight, in whole pages."""
     return sum(page_rounded_bytes(size, page) for size in _item_sizes(origins))
 
 
@@ -184,7 +184,7 @@ def _rows_per_item(origins: Sequence[Origin]) -> int:
 
 
 def _congruent(at: int, origin: Origin) -> int:
-    """Find the next offset that has the same position within a page as in the file."""
+    """Find the next offset with the position that the bytes need: within a page as in the file, or in a cache line."""
     page = -(-at // PAGE_BYTES) * PAGE_BYTES
     return page + (origin.ranges[0].offset % PAGE_BYTES if origin.is_page_congruent else origin.line_offset)
 

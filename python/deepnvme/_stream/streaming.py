@@ -209,7 +209,7 @@ class Streaming:
                 device.
 
         Returns:
-            The batch size in sequences, at least 1.
+            The batch size in sequences, from 1 to 1024.
         """
         return throughput.best_batch(
             self._open_model(),
@@ -321,9 +321,9 @@ def stream(
     """Make a model whose weights stay on disk and pass through bounded memory while it runs.
 
     For a Hugging Face folder this returns a ``PreTrainedModel`` that works as usual: ``generate()``, pipelines,
-    ``model(**inputs)``. Weights are read from the safetensors files in place, without conversion or copies. Results are
-    bit-identical to those of the model in memory. Streaming is for inference: ``backward()`` through the weights
-    raises.
+    ``model(**inputs)``. The safetensors files are used where they are: nothing is converted or copied beforehand.
+    Results are bit-identical to those of the model in memory. Streaming is for inference: ``backward()`` through the
+    weights raises.
 
     Args:
         model: a folder with ``config.json`` and weights, a module, or the name of a model of the Hugging Face Hub
@@ -333,7 +333,7 @@ def stream(
         device: the device to compute on. Default ``"cpu"``.
         dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
             the dtype of the model's config, or of the files.
-        weights: the file or folder with the module's state dict. Default: the model's folder.
+        weights: the file or folder with the state dict. A module needs it. Default: the model's folder.
         prefetch_layers: layers to load before they run. Default: 2, or 3 for layers that are converted on load, as far
             as memory allows.
         model_class: a class of transformers that overrides the one in ``config.json``.

@@ -60,7 +60,7 @@ def best_batch(model: Any, prompt_tokens: int, new_tokens: int, memory: int | No
         memory: bytes, in addition to the memory for weights. Default: half of the free memory of the model's device.
 
     Returns:
-        The batch size in sequences, at least 1.
+        The batch size in sequences, from 1 to ``BATCH_MAX``. It is 1 even if one sequence does not fit.
     """
     if not hasattr(model, "config") or not hasattr(model, "device"):
         msg = (

@@ -185,7 +185,7 @@ def encoded_ranges(origin: Origin) -> list[EncodedRange]:
 
 
 def conversions(origin: Origin, at: int) -> list[Conversion]:
-    """List the conversions that decode a weight to the address ``at``."""
+    """List the conversions that decode a weight to the offset ``at`` in memory."""
     made = []
     for byte_range, run in zip(origin.ranges, encoded_ranges(origin), strict=True):
         made.append((run, at, FLOATS[origin.memory_dtype]))

@@ -176,7 +176,10 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 
 
 def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
-    """Find the origin of each parameter and buffer of a model, by every name it has."""
+    """Find the origins of a model's parameters and buffers, by every name that each has.
+
+    Those that are not in the files are missing.
+    """
     tensors = named_tensors(model)
     is_traced = any(isinstance(tensor, TracedTensor) for _, tensor in tensors)
     by_tensor: dict[int, Origin] = {}

@@ -127,6 +127,7 @@ class Swapper:
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
             TypeError: it is not a tensor, or not one block of memory (sparse, nested, quantised).
+            ValueError: its storage has fewer bytes than its shape takes.
         """
         check_tensor(tensor)
         source = tensor.detach()
@@ -152,10 +153,11 @@ class Swapper:
             A :class:`Borrowed`, whose block gets the tensor.
 
         Raises:
+            TypeError: ``dtype`` is not a ``torch.dtype``, or a dimension is not an integer.
+            ValueError: a dimension is negative.
             MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
-            ValueError: a dimension is negative.
 
         Example:
             >>> swapper = deepnvme.Swapper(".", memory="1MB")
@@ -249,7 +251,7 @@ class Swapper:
         self._swapper.flush(None if keys is None else list(keys))
 
     def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
-        """Read a part of a tensor. The rest of it stays on disk.
+        """Read a part of a tensor. If the tensor is on disk, the rest of it stays there.
 
         Args:
             key: key of the tensor.
@@ -260,6 +262,9 @@ class Swapper:
             ``out``.
 
         Raises:
+            KeyError: the key does not exist.
+            OSError: it cannot be read.
+            TypeError: ``out`` is not a tensor, or not one block of memory (sparse, nested, quantised).
             ValueError: the part exceeds the tensor.
         """
         check_tensor(out)
@@ -281,7 +286,7 @@ class Swapper:
         return out
 
     def write(self, key: str, offset: int, tensor: torch.Tensor) -> None:
-        """Write a part of a tensor. The rest of it stays on disk.
+        """Write a part of a tensor. If the tensor is on disk, the rest of it stays there.
 
         Args:
             key: key of the tensor.
@@ -289,6 +294,7 @@ class Swapper:
             tensor: the bytes to write; any dtype, on the CPU or on a GPU.
 
         Raises:
+            KeyError: the key does not exist.
             ValueError: the part exceeds the tensor, or the tensor was attached.
             OSError: it cannot be written. If the tensor is on disk, part of the range may have been written.
         """

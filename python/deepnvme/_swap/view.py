@@ -135,7 +135,11 @@ def transfer_part(
     """View the bytes of an item from `offset` on with the dtype and shape of `other`, or overwrite them with `other`.
 
     Returns:
-        ``None`` if the item is not in memory.
+        The bytes in memory: a view, or a copy if they are not aligned for the dtype. ``None`` if the item is not in
+        memory.
+
+    Raises:
+        ValueError: the part exceeds the item.
     """
     if not 0 <= offset <= held.nbytes - other.nbytes:
         held.mark_clean()

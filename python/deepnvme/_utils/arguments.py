@@ -16,7 +16,7 @@ _SHOWN_MAX = 100
 
 
 def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
-    """Convert an argument to a whole number. All numbers that reach the extension go through here.
+    """Convert an argument to a whole number. Whole numbers go through here, or through the same check in Rust.
 
     Args:
         value: the argument.
@@ -74,7 +74,7 @@ def check_flag(value: object, name: str) -> None:
 
 
 def check_choice(value: object, name: str, choices: tuple[str, ...]) -> None:
-    """Raise ``ValueError`` unless an argument is one of some texts."""
+    """Raise ``TypeError`` unless an argument is a text, and ``ValueError`` unless it is one of these."""
     if not isinstance(value, str) or value not in choices:
         shown = ", ".join(map(repr, choices[:-1]))
         msg = f"{name} is {_shown(value)}; it must be {shown} or {choices[-1]!r}"

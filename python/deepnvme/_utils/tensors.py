@@ -47,7 +47,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
     Raises:
         ImportError: torch is not installed.
         TypeError: a size is not an integer, or ``dtype`` is not a ``torch.dtype``.
-        ValueError: a size is negative.
+        ValueError: a size is negative, or the tensor would have 2^63 bytes or more.
         OSError: the memory cannot be allocated (``errno.ENOMEM``). Memory that cannot be *locked* is no error.
 
     Example:
@@ -84,7 +84,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         ValueError: the tensor is not contiguous, or is a lazy conjugate or negative view.
-        TypeError: it is not a torch tensor, or not one block of bytes (sparse, nested).
+        TypeError: it is not a torch tensor, or not one block of bytes (sparse, nested, quantised).
 
     Example:
         >>> deepnvme.as_bytes(torch.ones(2, dtype=torch.int16))
@@ -343,8 +343,8 @@ def without_memory(
     """Return a CPU tensor that has sizes and a dtype, and no memory.
 
     Functions that bypass ``__torch_function__`` (``torch.tensor``, NumPy, TorchScript, C++ extensions) would read
-    whatever memory a stand-in has. Of this one they get an error. Assigning ``data`` copies that to another tensor, or
-    ends it.
+    whatever memory a stand-in has. With this one they fail. ``other.data = this`` makes them fail with the other tensor
+    too, and ``this.data = other`` makes them work with this one.
 
     Args:
         shape: its shape.
@@ -353,7 +353,7 @@ def without_memory(
         message: text of the ``RuntimeError`` that every access to its memory raises.
 
     Returns:
-        ``None``: this torch cannot make one. CPU builds of 2.4 cannot.
+        The tensor. ``None`` if this torch cannot make one: CPU builds of 2.4 cannot.
     """
     import torch  # noqa: PLC0415
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-# The argument `progress`: default, yes, no, or a function of bytes done and bytes in total.
+# The argument `progress`: yes, no, a function of bytes done and bytes in total, or `None` for a bar on a terminal.
 ProgressArgument: TypeAlias = bool | Callable[[int, int], object] | None
 
-# Shorter work shows no bar.
+# Shorter work shows no bar, unless the caller asked for one.
 _QUIET_S = 1.0
 _WIDTH = 30
 

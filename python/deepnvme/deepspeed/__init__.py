@@ -14,7 +14,7 @@ or make an installed DeepSpeed use it everywhere, with nothing to compile::
     import deepspeed
 
 Bad input raises an exception where DeepSpeed's ops return -1, print a line or end the process. The ops need torch and
-import it on first use; `install` and the builders do not.
+import it on first use. `install` and the builders do not, except `GDSBuilder.is_compatible`.
 """
 
 from importlib import import_module

@@ -61,7 +61,11 @@ def _at_least(low: int, value: object, name: str) -> int:
 
 
 def flag(value: object, name: str) -> bool:
-    """Return a truth value from bool, int, None or numpy bool. `TypeError` for strings: `"false"` would be true."""
+    """Return the truth value of an object that defines one: a bool, number, None or numpy bool.
+
+    Raises:
+        TypeError: it defines none, for example a string: `"false"` would be true.
+    """
     if hasattr(type(value), "__bool__"):
         return bool(value)
     msg = f"{name} is {value!r}; it must be a bool"

@@ -1,8 +1,8 @@
 """Checkpoint engines for `"checkpoint": {"writer": {...}}` in DeepSpeed's config.
 
 DeepSpeed's own writers move one buffer at a time, need a GPU, and split files into parts that it cannot load. Here each
-file is written whole, under its usual name, with all processors and a full queue. Of the config only the timing and
-`mock` apply; buffer sizes and numbers of writers have no meaning here.
+file is written whole, under its usual name, with all processors and a full queue. Of the config only
+`show_statistics`, the type `mock` and decoupling apply; buffer sizes and numbers of writers have no meaning here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         return super().load(path, map_location)
 
     def commit(self, info: Any) -> bool:
-        """Wait for the files of the checkpoint. One of which a file could not be saved is refused."""
+        """Wait for the files of the checkpoint. A checkpoint is refused if one of its files could not be saved."""
         waiting, self._uncommitted = self._uncommitted, None
         self._files.wait()
         if waiting is None:

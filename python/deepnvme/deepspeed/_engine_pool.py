@@ -20,7 +20,7 @@ QUEUE_DEPTH_MAX = 4096
 WORKERS_MAX = 64
 # Bounce memory of one engine: enough to saturate a device. Only unaligned transfers use it.
 POOL_BYTES_MAX = 32 << 20
-# Idle engines to keep, each with other settings. A program rarely uses more than two settings.
+# Idle engines to keep, each with different settings. A program rarely uses more than two settings.
 IDLE_MAX = 2
 
 

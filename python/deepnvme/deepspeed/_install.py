@@ -79,9 +79,9 @@ _switch = _Switch()
 def install() -> None:
     """Make DeepSpeed use this engine for `async_io`, `gds`, `pin_memory` and `utils`, in this process and its children.
 
-    Call it before `import deepspeed` if possible. Afterwards works too, except for a script on a machine without a GPU
-    that has already imported `UtilsBuilder` from DeepSpeed. From then on nothing is compiled for these ops, and they
-    count as installed and compatible; `gds` is compatible if torch reaches an NVIDIA GPU. Processes started by
+    Call it before `import deepspeed` if possible. A later call also works, except for a script on a machine without a
+    GPU that has already imported `UtilsBuilder` from DeepSpeed. From then on nothing is compiled for these ops, and
+    they count as installed and compatible; `gds` is compatible if torch reaches an NVIDIA GPU. Processes started by
     `multiprocessing` inherit the installation. Other programs call `install()` themselves.
 
     While installed, it also works around three faults in DeepSpeed's Python code; `_workarounds` lists them.

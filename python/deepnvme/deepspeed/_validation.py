@@ -1,4 +1,7 @@
-"""`validate=True`: read the file again with plain Python after a transfer, and compare it with the tensor."""
+"""`validate=True`: read the file again after a transfer, and compare it with the tensor.
+
+Plain Python reads it, so that an error of the engine shows. Stripe sets are read with the engine.
+"""
 
 from __future__ import annotations
 

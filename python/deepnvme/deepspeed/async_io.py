@@ -121,12 +121,12 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return self._intra_op_parallelism * ALIGNMENT_BYTES
 
     def read(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
-        """Fill `buffer` from the file at byte `file_offset`; returns 0. Does not wait for pending operations."""
+        """Fill `buffer` from the file at byte `file_offset`; returns 0. Waits only for writes to these bytes."""
         self._operations.run(_checked("read", buffer, filename, validate, file_offset))
         return 0
 
     def write(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
-        """Write `buffer` to the file at byte `file_offset`; returns 0. Does not wait for pending operations."""
+        """Write `buffer` to the file at byte `file_offset`; returns 0. Waits only for operations on these bytes."""
         self._operations.run(_checked("write", buffer, filename, validate, file_offset))
         return 0
 

@@ -44,7 +44,10 @@ class BackgroundFileSaver:
         self._background.wait_for_copies()
 
     def after_save(self, action: Callable[[], None]) -> None:
-        """Run an action once the current save is on disk. If the save fails, the action is dropped."""
+        """Run an action once the current save is on disk, or now if none is running.
+
+        If the save fails, the action is dropped.
+        """
         with self._lock:
             if self._is_busy:
                 self._actions.append(action)

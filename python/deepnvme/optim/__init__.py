@@ -2,8 +2,8 @@
 
     optimizer = deepnvme.optim.AdamW(model.parameters(), lr=3e-4)
 
-:class:`Adam`, :class:`AdamW`, :class:`SGD` and :class:`Adagrad` derive from torch's classes and replace only ``step``,
-by one pass over memory. Param groups, schedulers, closures and state dicts work as in torch. State dicts can be
+:class:`Adam`, :class:`AdamW`, :class:`SGD` and :class:`Adagrad` derive from torch's classes. Their ``step`` is one pass
+over memory. Param groups, schedulers, closures and state dicts work as in torch. State dicts can be
 exchanged with torch's optimizers at any time, in both directions. fp32 steps are bit-identical to torch's with
 ``foreach=False, fused=False``. :class:`Lion` has no counterpart in torch. With ``fused=True`` steps use exact square
 roots, as torch's fused steps do. That is nearly twice as fast where MKL's square roots differ, as on AMD processors.

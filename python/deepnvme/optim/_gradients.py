@@ -174,7 +174,8 @@ class SwappedGradients:
 class SwappedGradient(torch.Tensor):
     """Stands for a gradient on disk.
 
-    It can be multiplied in place by a number, and its 2-norm is known. Operations that only read it get a copy.
+    It can be multiplied in place by a number, and added to. Its 2-norm is known. Operations that only read it get a
+    copy.
     """
 
     factor: float

@@ -25,7 +25,7 @@ class Placement:
     grad_offset: int
     # Given initial state; ``None`` once it has been written, or if none was given.
     initial_values: Mapping[str, torch.Tensor] | None = None
-    # The sum of squares of its gradient and whether that is finite, if it has a gradient.
+    # The sum of squares of its gradient, and whether all elements are finite, if it has a gradient.
     grad: tuple[float, bool] | None = None
 
     def extents(self) -> list[tuple[StateKind, int, int]]:
@@ -75,7 +75,7 @@ class StateLayout:
     """All groups of an optimizer.
 
     Args:
-        group_bytes: maximum bytes of a group, state and gradients together.
+        group_bytes: maximum bytes of a group, state and gradients together. A group of one block may have more.
         with_gradients: reserve room for gradients.
     """
 

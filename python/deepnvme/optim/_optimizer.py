@@ -101,7 +101,7 @@ class OptimizerBase(torch.optim.Optimizer):
         self._is_split = False
         # Whether loading of state was interrupted.
         self._is_half_loaded = False
-        # Undo what others have changed in this optimizer.
+        # Functions that undo what others have changed in this optimizer.
         self._detach: list[Callable[[], None]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -242,7 +242,7 @@ class OptimizerBase(torch.optim.Optimizer):
         self._store.check_open()
 
     def detach_on_close(self, detach: Callable[[], None]) -> None:
-        """Call ``detach`` when the optimizer is closed."""
+        """Call ``detach`` when the optimizer is closed, if its state is on disk."""
         self._detach.append(detach)
 
     def _on_disk(self) -> SwapStore:
@@ -261,7 +261,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
         Raises:
             ClosedError: the optimizer was closed.
-            RuntimeError: one is.
+            RuntimeError: a step or a loading is half done.
         """
         self._check_loaded()
         if self._progress is not None:

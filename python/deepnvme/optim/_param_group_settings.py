@@ -49,7 +49,7 @@ def check(optimizer: SteppingOptimizer, group: dict[str, Any], settings: dict[st
 
 
 def decode(group: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
-    """Restore the types of settings: JSON has no tuples."""
+    """Restore the types of settings: JSON has no tuples. Omit those that are tensors in the group."""
     return {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in settings.items()

@@ -31,7 +31,7 @@ class KernelOptimizer(SteppingOptimizer):
 
         Raises:
             ClosedError: the optimizer was closed.
-            RuntimeError: a step has stopped half way.
+            RuntimeError: a step or a loading has stopped half way.
         """
         self.check_complete()
         packed: dict[str, Any] = super().state_dict()
@@ -54,6 +54,7 @@ class KernelOptimizer(SteppingOptimizer):
 
         Raises:
             ClosedError: the optimizer was closed.
+            ValueError: as from torch, the param groups differ.
         """
         self._store.check_open()
         was_half_loaded, state_before = self._is_half_loaded, self.state
@@ -98,7 +99,7 @@ class KernelOptimizer(SteppingOptimizer):
         Raises:
             ClosedError: the optimizer was closed.
             deepnvme.Error: the disk or the file system refused; the error names the path.
-            RuntimeError: a step has stopped half way.
+            RuntimeError: a step or a loading has stopped half way.
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
         """
         self.check_complete()
@@ -127,7 +128,7 @@ class KernelOptimizer(SteppingOptimizer):
             ClosedError: the optimizer was closed.
             deepnvme.errors.ChecksumError: bytes differ from those that were saved.
             CorruptFileError: a file is truncated, or not a result of ``save_state``.
-            ValueError: elements are missing, or the state is in memory.
+            ValueError: elements are missing, another optimizer or model saved a file, or the state is in memory.
         """
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
         if verify not in ("auto", "off", "sample", "full"):

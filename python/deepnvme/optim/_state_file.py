@@ -1,8 +1,8 @@
 """Read and write files of optimizer state: safetensors files whose header describes the elements of each extent.
 
 Groups have the same layout as in the swap file. Each starts at a multiple of 4096 bytes, so that file systems can share
-their blocks. Tensors called ``pad`` fill the gaps, since the format allows none. Checksums cover every byte, as in all
-files that deepnvme saves.
+their blocks. Tensors called ``pad.N`` fill the gaps, since the format allows none. Checksums, if the caller wants them,
+cover every byte, as in all files that deepnvme saves.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:
 
 
 def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateFile:
-    """Read and check the header of a file. Offsets count from the beginning of the file.
+    """Read and check the header of a file, and compare bytes with checksums as ``verify`` says.
+
+    Offsets count from the beginning of the file.
 
     Raises:
         CorruptFileError: it is truncated, or not such a file.

@@ -43,8 +43,10 @@ class SteppingOptimizer(OptimizerBase):
         Raises:
             ClosedError: the optimizer was closed.
             StepStoppedError: the disk failed half way.
-            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or loading of
-                state was interrupted.
+            UnsupportedError: the disk failed while a gradient was moved to it, so only a part of it is there.
+            RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or a gradient is
+                sparse; or loading of state was interrupted.
+            TypeError, ValueError: a parameter has another dtype or is not on the CPU, or a setting is invalid.
         """
         return without_gradients(self._step, closure)
 

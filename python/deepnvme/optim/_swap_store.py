@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup
 
-# A group gets at most 1/8 of the memory, so that the next can be read and the last written while one is updated.
+# A group gets at most 1/8 of the memory, and 64 MiB, so that the next can be read and the last written while one is
+# updated.
 _GROUP_MEMORY_FRACTION, _GROUP_BYTES_MAX = 1 / 8, 64 << 20
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
@@ -133,7 +134,7 @@ class SwapStore:
             placement.initial_values = None
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Read the state of a parameter into new memory; flat, in the memory order of the parameter."""
+        """Read the state of a parameter into new memory: fp32, flat, in the memory order of the parameter."""
         if param not in self._with_state:
             return {}
         found = {kind.name: torch.empty(param.numel()) for kind in self.layout.kinds(param) or ()}

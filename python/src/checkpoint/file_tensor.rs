@@ -9,7 +9,7 @@ use deepnvme_format::state::contiguous_strides;
 /// What a file says of a tensor.
 pub(super) struct FileTensor<'a> {
     pub(super) name: &'a str,
-    /// Whether its name leads to it: a key has none.
+    /// Whether its name leads to it. A tensor below a key without a name, such as a float, has no such name.
     pub(super) is_named: bool,
     pub(super) dtype: Dtype,
     pub(super) shape: &'a [u64],
@@ -23,7 +23,7 @@ pub(super) struct FileTensor<'a> {
 }
 
 impl<'a> FileTensor<'a> {
-    /// Return how many there are.
+    /// Return the number of tensors.
     pub(super) fn count(contents: &Contents) -> usize {
         match contents {
             Contents::Archive { state, .. } => state.tensors.len(),

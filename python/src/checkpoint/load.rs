@@ -28,11 +28,11 @@ type StorageTuple = (String, u64, String, u64);
 /// Offset in the file, length, and the extents in it with their offsets.
 type LoadBufferTuple = (u64, u64, Vec<(usize, u64)>);
 
-/// Path, tensors in the file, and the index's size and checksum.
+/// Path, tensors in the file, and the file's size with the checksum of its index.
 type FileTuple = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
 
-/// Find the files behind a path. Each comes with its tensors, and with the index's size and checksum if a list states
-/// them. With ``check``, the list is compared with its own checksum.
+/// Find the files behind a path. Each comes with its tensors, and with its size and the checksum of its index, if a
+/// list states them. With ``check``, the list is compared with its own checksum.
 #[pyfunction]
 pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FileTuple>> {
     let path = file_name(path)?;
@@ -77,9 +77,9 @@ impl CheckpointReader {
 
 #[pymethods]
 impl CheckpointReader {
-    /// ``names`` are the tensors that an index lists for this file. A missing one is an error. ``exact`` reads the header
-    /// of each record of an archive, to be certain of its offset; with ``unless_covered``, only if no checksums cover the
-    /// headers. Reads compare them then.
+    /// ``names`` are the tensors that an index lists for this file. A missing one is an error. ``exact`` reads the
+    /// header of each record of an archive, to be certain of its offset. With ``unless_covered``, it does so only if no
+    /// checksums cover the headers: reads compare covered ones.
     #[new]
     #[pyo3(signature = (path, engine, exact, names=None, *, unless_covered=false))]
     fn new(
@@ -133,7 +133,8 @@ impl CheckpointReader {
         }
     }
 
-    /// Compare the file's index with its checksum. Compare the index's size and checksum with a list's, if given.
+    /// Compare the file's index with its checksum. ``identity`` is the size of the file and the checksum of its index,
+    /// as a list states them; they are compared if given.
     fn check(&self, py: Python<'_>, identity: Option<(u64, u64)>) -> PyResult<()> {
         let Some((bytes, index_crc64)) = identity else {
             return self.reader.check().map_err(|error| raise(py, &error));
@@ -168,8 +169,8 @@ impl CheckpointReader {
         background::run_polling(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
     }
 
-    /// Read bytes of a tensor, starting at ``start``, and verify their checksums. Works on safetensors files only. It
-    /// reads the open file, even if its name now refers to another.
+    /// Read bytes of a tensor, starting at ``start``, and verify their checksums. An archive must be opened with
+    /// ``exact``. It reads the open file, even if its name now refers to another.
     fn read_range(&self, py: Python<'_>, extent: usize, start: u64, target: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_extents([extent].into_iter())?;
         let (record, memory) = (&self.reader.extents()[extent], tensor_memory::target(target)?);
@@ -299,9 +300,10 @@ impl CheckpointReader {
         self.start_reads(py, buffers.into_iter().map(read).collect())
     }
 
-    /// Choose the tensors of the file that ``targets`` have memory for, each as it is. Their names are taken out of
-    /// ``missing``. ``names`` are the tensors that count, or ``None`` for all. Returns the reads, and the numbers of the
-    /// other tensors in ``missing``. A number whose name is not missing any more has a name that the file contains twice.
+    /// Choose the tensors of the file that can be read straight into ``targets``. Their names are taken out of
+    /// ``missing``. ``names`` are the tensors that count, or ``None`` for all. Returns the reads, and the numbers of
+    /// the other tensors in ``missing``. If the name of such a number is no longer in ``missing``, the file contains it
+    /// twice.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn direct_reads(
         &self,

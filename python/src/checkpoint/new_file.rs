@@ -39,7 +39,7 @@ impl NewFile {
         self.temporary.clone()
     }
 
-    /// Set the permissions of a new file. Its contents are already synced.
+    /// Give the file the permissions that it will have as ``path``. Its contents are already synced.
     fn take_mode(&self, py: Python<'_>) -> PyResult<()> {
         let taken = self.inner.with(py, |replacement| replacement.take_mode());
         error::check(py, taken.ok_or_else(already_taken)?)
@@ -58,7 +58,7 @@ impl NewFile {
         error::check(py, committed)
     }
 
-    /// Delete the file unless it was committed.
+    /// Delete the file unless it was committed or kept.
     fn give_up(&self, py: Python<'_>) {
         let replacement = self.take(py);
         py.detach(|| drop(replacement));

@@ -1,8 +1,8 @@
 //! Pickle ordinary states on a fast path.
 //!
 //! Python's pickler asks the package about every object. For ten thousand tensors that takes longer than writing them.
-//! State dicts contain few kinds of objects, which are pickled here: dicts, lists, tuples, strings, numbers, tensors
-//! and parameters. If a state contains anything else, Python's own pickler handles all of it
+//! State dicts contain few kinds of objects, which are pickled here: dicts (also ordered ones), lists, tuples, strings,
+//! numbers, `None`, tensors and parameters. If a state contains anything else, Python's own pickler handles all of it
 //! (`deepnvme._checkpoint.pickler`) and gives the same archive.
 
 use std::collections::HashMap;
@@ -25,7 +25,8 @@ const SHORT_NAME_BYTES: usize = 20;
 /// A pickle and its storages, in key order.
 type Pickled<'py> = (Vec<u8>, Vec<Bound<'py, PyAny>>);
 
-/// Pickle a state. Returns the pickle and its storages; ``None`` if only Python can pickle it.
+/// Pickle a state. Returns the pickle and its storages. ``None`` leaves the state to Python's pickler, which pickles or
+/// refuses it.
 #[pyfunction]
 pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> PyResult<Option<Pickled<'py>>> {
     let Some(torch) = Torch::get(py)? else { return Ok(None) };
@@ -316,7 +317,7 @@ impl<'py> Pickler<'_, 'py> {
         let offset: u64 = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
         let shape: Vec<u64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
         let strides: Vec<u64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
-        // A storage that was resized: Python names the tensor.
+        // The storage was resized. Python's pickler names the tensor in its error.
         if end_element(offset, &shape, &strides).saturating_mul(dtype.bytes()) > nbytes {
             return Ok(false);
         }

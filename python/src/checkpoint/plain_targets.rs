@@ -46,9 +46,9 @@ impl PlainTargets {
         Ok(Self { by_name, ranges })
     }
 
-    /// Return the names of two tensors that share memory: of these targets, and of views, each a name, the address of
-    /// its first element, its shape, its strides in bytes and the bytes of an element. One that shares memory with
-    /// itself is named twice. A view replaces the target of its name.
+    /// Return the names of two tensors that share memory, among these targets and ``views``. A view is a name, the
+    /// address of its first element, its shape, its strides in bytes and the bytes of an element. It replaces the
+    /// target of its name. A tensor that shares memory with itself is named twice.
     fn first_shared(&self, py: Python<'_>, views: Vec<View>) -> PyResult<Option<(String, String)>> {
         let (mut names, mut places) = (Vec::with_capacity(views.len()), Vec::with_capacity(views.len()));
         for (name, address, shape, stride_bytes, item_bytes) in views {
@@ -116,7 +116,8 @@ fn alone<T>(sorted: Vec<T>, range: impl Fn(&T) -> (usize, usize)) -> Vec<T> {
     alone
 }
 
-/// Return DLPack's name of a type; `None` for those that DLPack lacks or that torch packs.
+/// Return DLPack's name of a type. `None` for types that a plain target never has: complex and quantised ones, bits,
+/// and elements that share bytes.
 fn dlpack_type(dtype: Dtype) -> Option<DLDataType> {
     let code = match dtype {
         Dtype::Bool => DLDataType::BOOL,

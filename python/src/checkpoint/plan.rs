@@ -194,7 +194,8 @@ impl SavePlan {
         start(py, self.take(py)?, Arc::clone(&self.engine), Destination::Into(file, self.target.path()))
     }
 
-    /// Write the ready bytes between ``start`` and ``stop`` into ``file``, which starts at byte ``base``.
+    /// Write the bytes from ``start`` to ``stop`` that need nothing from other processes. The first byte of ``file`` is
+    /// byte ``base`` of the whole.
     #[pyo3(signature = (file, start, stop, base))]
     fn start_shard(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShard> {
         let range: Range<u64> = start..stop;
@@ -220,7 +221,7 @@ impl SavePlan {
         Ok(())
     }
 
-    /// Declare that the tensors are no longer read, and let go of those of a file that was never started.
+    /// Declare that the tensors are no longer read. Release those of a file that was never started.
     fn release_tensors(&self, py: Python<'_>) {
         drop(self.save.take(py));
         self.progress.mark_filled();
@@ -235,7 +236,7 @@ impl SavePlan {
 /// Memory that buffers the bytes of saves before the disk takes them.
 #[pyclass(frozen, name = "_SaveStaging", module = "deepnvme._deepnvme")]
 pub(crate) struct SaveStaging {
-    /// Releasing gigabytes of locked memory takes long.
+    /// Releasing gigabytes of pinned memory takes long, so it happens without the GIL.
     inner: UntilTaken<Staging>,
     nbytes: u64,
 }

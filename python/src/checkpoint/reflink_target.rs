@@ -68,7 +68,8 @@ impl PyReflinkTarget {
         self.inner.with(py, |target| target.descriptor().as_raw_fd()).ok_or_else(already_taken)
     }
 
-    /// Read the tensors for their checksums, sync the file, and rename it to its final name.
+    /// Read the tensors for their checksums, if it has any. Write the header, sync the file, and rename it to its final
+    /// name.
     fn commit(&self, py: Python<'_>) -> PyResult<()> {
         let target = self.inner.take(py).ok_or_else(already_taken)?;
         let progress = Arc::new(Progress::default());

@@ -117,7 +117,8 @@ impl Saving {
         Ok(())
     }
 
-    /// Wait until the file has its final name. Returns its size, and the index's offset, size and checksum.
+    /// Wait until the file is written and, unless the caller gives it its name, has its final name. Returns its size,
+    /// and the index's offset, size and checksum.
     #[pyo3(signature = (progress, stop_on_signal))]
     fn wait(&self, py: Python<'_>, progress: Option<&Bound<'_, PyAny>>, stop_on_signal: bool) -> PyResult<SavedTuple> {
         let mut report_progress = progress_callback(progress, &self.state.progress);

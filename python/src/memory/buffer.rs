@@ -162,8 +162,8 @@ pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]
         return use_it(&[]);
     }
     let start: *const u8 = ptr::with_exposed_provenance(memory.address);
-    // SAFETY: the view keeps the memory exported until this returns, so it is neither freed nor moved. Another thread
-    // may change the bytes meanwhile, as with any file that Python writes without the GIL.
+    // SAFETY: the view keeps the memory exported until this returns, so it is neither freed nor moved. The Python
+    // program must not change the bytes meanwhile, as in a `write` of Python's own files: this code cannot prevent it.
     use_it(unsafe { std::slice::from_raw_parts(start, memory.bytes) })
 }
 

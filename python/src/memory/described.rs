@@ -12,7 +12,7 @@ use super::held_storages::StorageHolds;
 use super::layout::MemoryAccess;
 use super::tensor_slice::{Plain, TensorSlice};
 
-/// A tensor, until Python code runs: that may change it.
+/// A tensor. Python code may change it, so the callers drop this before they run any.
 pub(crate) struct Described<'a> {
     /// The type of the elements.
     pub(crate) dtype: DLDataType,
@@ -54,7 +54,8 @@ pub(crate) fn describe_anywhere<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyA
         if dims == 0 {
             return Some(&[]);
         }
-        // SAFETY: both contain `ndim` entries of the tensor, which do not change until Python code runs.
+        // SAFETY: both contain `ndim` entries of the tensor, which do not change until Python code runs. The callers
+        // drop the description before that.
         (!start.is_null()).then(|| unsafe { std::slice::from_raw_parts(start, dims) })
     };
     let (shape, strides) = (extents(tensor.shape)?, extents(tensor.strides)?);
@@ -108,31 +109,35 @@ impl Described<'_> {
         self.shape == other.shape && strides.all(|((one, other), size)| *size == 1 || one == other)
     }
 
-    /// Returns the address of the one element, if there is one and it is a number of this type.
+    /// Returns the address of the only element, if it has the size of this type and is aligned. Unlike [`Self::slice`],
+    /// it does not compare the element with the storage.
     fn scalar<T: Plain>(&self) -> Option<*mut T> {
         let fits = self.elements == 1 && self.dtype.item_bytes() == Some(size_of::<T>());
         (fits && self.address.is_multiple_of(align_of::<T>()))
             .then(|| ptr::with_exposed_provenance_mut::<T>(self.address))
     }
 
-    /// Reads a tensor of one element. `None` if it has others.
+    /// Reads the element of a CPU tensor that has one, of the size of this type. `None` for other tensors.
     pub(crate) fn read_scalar<T: Plain>(&self) -> Option<T> {
-        // SAFETY: torch has just stated the address, which is aligned, and any bits are valid. No Python code has run
-        // since, so the memory is still there.
+        // SAFETY: torch has stated the address, which is aligned, and any bits are valid. The callers describe CPU
+        // tensors and run no Python code in between, so the memory is still there. The Python program must not have
+        // made the storage smaller than the tensor.
         self.scalar::<T>().map(|address| unsafe { address.read() })
     }
 
-    /// Writes a tensor of one element. Nothing happens if it has others.
+    /// Writes the element of a CPU tensor that has one, of the size of this type. Other tensors stay as they are.
     pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
         if let Some(address) = self.scalar::<T>() {
-            // SAFETY: torch has just stated the address, which is aligned, and no Python code has run since, so the
-            // memory is still there. The GIL is held, and no kernel of this thread runs: no Rust reference to it exists.
+            // SAFETY: torch has stated the address, which is aligned. The callers describe CPU tensors and run no
+            // Python code in between, so the memory is still there. The Python program must not have made the storage
+            // smaller than the tensor. The callers drop the slices of their kernels first and hold the GIL: no Rust
+            // reference to the element exists.
             unsafe { address.write(value) };
         }
     }
 
-    /// Borrows the elements of a dense tensor whose storage is held. `None` if its dtype has another size, or they are
-    /// not aligned.
+    /// Borrows the elements of a tensor whose storage is held. `None` if it is not dense, its dtype has another size,
+    /// its elements are not aligned, or the storage does not have all of them.
     pub(crate) fn slice<T: Plain>(&self, held: &Arc<StorageHolds>, access: MemoryAccess) -> Option<TensorSlice<T>> {
         let bytes = self.elements.checked_mul(size_of::<T>())?;
         let is_inside = self.elements == 0 || held.contain(self.address, bytes);

@@ -32,6 +32,6 @@ impl Drop for GcPause {
 /// blocks. Don't call it once the interpreter is gone.
 pub(crate) fn call_soon(function: extern "C" fn(*mut c_void) -> c_int) {
     // SAFETY: the function accepts the null pointer, and CPython allows this call on any thread. If too many calls are
-    // queued, CPython refuses, and the caller retries later.
+    // queued, CPython refuses this one. Later calls of the package then do the work.
     let _ = unsafe { ffi::Py_AddPendingCall(Some(function), ptr::null_mut()) };
 }

@@ -1,14 +1,15 @@
 //! Convert Python objects to the engine's regions: the only folder of the binding with unsafe code.
 //!
 //! `torch` and `array` locate an object's bytes with plain attribute calls; this folder turns the answers into
-//! addresses. `tensor_memory` asks each protocol in turn. Every region owns a Python reference that keeps its bytes alive and in place. For a tensor that is its
-//! storage, which is not resized meanwhile (`held_storages`, `resize_flag`); for a numpy array the array; for anything else an exported
-//! buffer or a DLPack capsule. The engine may drop this reference on its own thread. PyO3 then keeps it until a thread
-//! holds the GIL, and no fork happens in between (`forks`).
+//! addresses. `tensor_memory` asks each protocol in turn. Every region owns a Python reference that keeps its bytes
+//! alive and in place, except those of `into_unowned`. For a tensor that is its storage, which is not resized meanwhile
+//! (`held_storages`, `resize_flag`); for a numpy array the array; for anything else an exported buffer or a DLPack
+//! tensor. The engine may drop this reference on its own thread. PyO3 then puts it into a list, for the next thread
+//! that holds the GIL. No fork happens while that list is locked (`forks`).
 //!
-//! `layout` describes an object's bytes, and `region` makes regions of it. `buffer` contains the buffer protocol and numpy's
-//! array struct, `capsule` DLPack, `interpreter` calls to CPython, `tensor_slice` slices for kernels, and `described`
-//! slices of many tensors at once.
+//! `layout` describes an object's bytes, and `region` makes regions of it. `buffer` contains the buffer protocol and
+//! numpy's array struct, `capsule` DLPack, `interpreter` calls to CPython, `tensor_slice` slices for kernels, and
+//! `described` what one C call tells about a torch tensor.
 
 use std::os::fd::BorrowedFd;
 

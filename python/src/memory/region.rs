@@ -65,12 +65,13 @@ impl ObjectMemory {
         let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
         let Location { device, stream } = layout.location;
         let target = match layout.strided {
-            // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there, and no
-            // Rust reference to them exists while Python code can reach them.
+            // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there. Rust
+            // references to such bytes exist only in kernels and while a writer copies a buffer. The Python program
+            // must not use an object for two calls at once if one of them changes it.
             None => unsafe { RegionMut::from_raw(start, layout.bytes, device, owner) },
             // SAFETY: the object stated its address, shape and strides, and that the bytes may change. `checked` and
-            // `check_overlap` have checked that the layout contains each byte once. The owner keeps the bytes there,
-            // and no Rust reference to them exists while Python code can reach them.
+            // `check_overlap` have checked that the layout contains each byte once. The owner keeps the bytes there.
+            // For Rust references to them, see above.
             Some(strided) => unsafe { RegionMut::from_strided(start, strided, device, owner) },
         };
         Ok(target.after(stream))

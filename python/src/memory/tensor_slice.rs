@@ -80,8 +80,8 @@ impl<T: Plain> TensorSlice<T> {
         self.len
     }
 
-    /// Borrow the elements from `begin` to `end` as well. Call [`check_disjoint`] with what is used. `None` if there
-    /// are fewer.
+    /// Borrow the elements from `begin` to `end` a second time. Call [`check_disjoint`] with the slices that are used.
+    /// `None` if there are fewer.
     pub(crate) fn part(&self, begin: usize, end: usize) -> Option<Self> {
         let is_inside = begin <= end && end <= self.len;
         let address = self.address + begin * size_of::<T>();
@@ -106,8 +106,8 @@ impl<T: Plain> TensorSlice<T> {
             return &[];
         }
         // SAFETY: the object stated its address, and `keep` keeps the bytes there. They are aligned and whole, and any
-        // bits are valid. `check_disjoint` ensures that no other slice of the same work changes them. The caller
-        // prevents other Python threads from changing a tensor while a kernel reads it, as for torch's kernels.
+        // bits are valid. The callers' `check_disjoint` ensures that no other slice of the same work changes them. The
+        // Python program must not change a tensor in another thread while a kernel reads it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
@@ -119,8 +119,9 @@ impl<T: Plain> TensorSlice<T> {
             return &mut [];
         }
         // SAFETY: the object stated its address and that its bytes may change, and `keep` keeps them there. They are
-        // aligned and whole, and any bits are valid. `check_disjoint` ensures that no other slice of the same work
-        // overlaps them.
+        // aligned and whole, and any bits are valid. The callers' `check_disjoint` ensures that no other slice of the
+        // same work overlaps them. The Python program must not use a tensor in another thread while a kernel changes
+        // it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }

@@ -122,7 +122,8 @@ impl PyKernel {
         torch::increment_versions(py, &changed)
     }
 
-    /// Run one step for all gradients of a param group, or for those in one batch, whose state is in ``memory``.
+    /// Run one step for all gradients of a param group, or for those in one ``batch``: its number, and the memory that
+    /// has its state.
     ///
     /// Steps are counted in the state. Members whose state is not initialised, or does not fit, are left as they are.
     /// Returns them. ``record`` receives everything else as soon as it is changed and counted. No Python signal is

@@ -11,10 +11,10 @@ use super::tensors::{Floats, Moment, PartTensors, float};
 use crate::memory::{Described, MemoryAccess, StorageHolds, TensorSlice};
 use crate::torch::PlainClasses;
 
-/// Parts of a step, and what counts them.
+/// Parts of a step, and their step counts.
 pub(super) struct Parts {
     pub(super) tensors: Vec<PartTensors>,
-    /// For each part: the number of its step, and the counter that takes it.
+    /// For each part: the number of this step, and the tensor that counts it.
     pub(super) counts: Vec<Count>,
     /// Parameters that change.
     pub(super) params: Vec<Py<PyAny>>,
@@ -74,7 +74,7 @@ pub(super) struct Finder<'a, 'py> {
 }
 
 impl Finder<'_, '_> {
-    /// Return the part, and the counter if there is one. `None` if a tensor does not fit.
+    /// Return the part. `None` if a tensor does not fit.
     pub(super) fn part(
         &self,
         candidate: &Candidate,
@@ -125,7 +125,7 @@ impl Finder<'_, '_> {
         Some((moments, Some(master)))
     }
 
-    /// Find them in the memory of a batch.
+    /// Find the moments, and the master weights if there are some, in the memory of a batch.
     fn state_in(
         &self,
         memory: Option<&TensorSlice<u8>>,

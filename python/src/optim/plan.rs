@@ -26,9 +26,10 @@ pub(super) enum MomentFormat {
 
 /// Remember the parameters of all param groups, and where their state is.
 ///
-/// ``groups`` has their parameters, ``places`` the number of each one and the position of its first element, ``names`` the
-/// moments of each group in the kernel's order, each followed by its scales if it has some. ``moments`` is their format. The state is in the optimizer's own ``state``, or
-/// in memory that is passed to ``Kernel.update``.
+/// ``groups`` has their parameters. ``places`` has the number of each one and the position of its first element.
+/// ``names`` has the moments of each group in the kernel's order, each followed by its scales if it has some.
+/// ``moments`` is their format. With ``in_memory``, the state is in the optimizer's own ``state``; otherwise it is in
+/// memory that is passed to ``Kernel.update``.
 #[pyclass(frozen, name = "StepPlan", module = "deepnvme._deepnvme")]
 pub(crate) struct PyStepPlan {
     pub(super) format: MomentFormat,
@@ -130,8 +131,8 @@ impl PyStepPlan {
         Ok(())
     }
 
-    /// Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a member,
-    /// and the first byte of each kind of their state in the memory of the batch.
+    /// Set where the state of a group is. A batch has placements ``(member, begin, end, offsets)``: elements of a
+    /// member, and the first byte of each kind of their state in the memory of the batch.
     fn set_batches(&self, group: usize, batches: Vec<Vec<PlacementArgument>>) {
         let placement = |(member, begin, end, offsets)| Placement { member, begin, end, offsets };
         let batches = batches.into_iter().map(|batch| batch.into_iter().map(placement).collect()).collect();

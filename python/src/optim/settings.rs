@@ -1,4 +1,4 @@
-//! Parse an algorithm's settings, named as in torch's optimizers.
+//! Parse an algorithm's settings, named as in torch's optimizers, except `beta1` and `beta2` for `betas`.
 
 use deepnvme_optim::{Adagrad, Adam, Algorithm, Lion, Sgd};
 use pyo3::exceptions::{PyTypeError, PyValueError};
@@ -14,7 +14,8 @@ macro_rules! read {
     }};
 }
 
-/// Returns the algorithm of this name. Missing settings default to torch's.
+/// Returns the algorithm of this name. Missing settings have torch's defaults (for Lion, which torch lacks, those of
+/// `Lion`).
 pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Algorithm> {
     let mut reader = SettingsReader { settings, names_read: Vec::new() };
     let algorithm = match name {

@@ -102,7 +102,7 @@ impl PyStepGradients {
             let Some(own) = classes.describe(member.param.bind(py)) else { return Ok(true) };
             let fits = member.prepared.is_some_and(|prepared| prepared.fits(&own));
             let Some(state) = state_of(&state, member).filter(|_| fits) else { return Ok(true) };
-            // State that somebody has put there is to be taken over.
+            // Python takes over state that the program has put there.
             let mut is_given = false;
             for name in &group.names {
                 is_given |= state.bind(py).contains(name)?;
@@ -133,7 +133,7 @@ impl PyStepGradients {
     fn refresh(&self, py: Python<'_>, state: &Bound<'_, PyDict>) -> PyResult<()> {
         let mut found = Vec::with_capacity(state.len());
         for (param, one) in state.iter() {
-            // Other values are found to be missing.
+            // A value that is no dict counts as an empty one: its state is then found to be missing.
             let one = one.cast_into::<PyDict>().unwrap_or_else(|_| PyDict::new(py));
             found.push((param.as_ptr() as usize, one.unbind()));
         }
@@ -283,7 +283,7 @@ impl PyStepGradients {
                 parts.params.push(candidate.param);
             }
         }
-        // One counter of several parameters counts each of them, one after the other.
+        // If parameters share a counter, each of them counts in it, one after the other. That is left to Python.
         let counters =
             parts.counts.iter().filter_map(|one| Some((one.counter.as_ref()?.as_ptr() as usize, one.number)));
         if are_shared(counters.collect()) {
@@ -374,7 +374,7 @@ impl PyStepGradients {
     }
 }
 
-/// Whether the step needs no other memory for a gradient.
+/// Whether a step can use a gradient as it is in memory.
 fn is_plain(classes: Option<&PlainClasses<'_>>, param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<bool> {
     let Some(classes) = classes else { return Ok(false) };
     let (Some(own), Some(new)) = (classes.describe(param), classes.describe(grad)) else { return Ok(false) };
@@ -401,7 +401,8 @@ struct WantedState<'a, 'py> {
 type Counter = (Py<PyAny>, u64);
 
 impl WantedState<'_, '_> {
-    /// Add the tensors of state to a list, and return the counter, if steps are counted. `None` if something is missing.
+    /// Add the tensors of state to a list, and return the counter, if steps are counted. `None` if something is
+    /// missing.
     #[expect(clippy::option_option, reason = "nothing is wanted, or it is missing")]
     fn find<'py>(
         &self,

@@ -40,7 +40,7 @@ impl PathArgument {
         file_name(argument).map(Self::Path)
     }
 
-    /// Returns the named file. `refusal` says why a descriptor, by its number, is none.
+    /// Returns the named file. A descriptor is an error, whose text `refusal` makes of its number.
     pub(crate) fn named(self, refusal: impl FnOnce(i32) -> String) -> PyResult<Target> {
         match self {
             Self::Path(path) => Ok(Target::Path(path)),

@@ -11,10 +11,11 @@ use crate::{error, settings};
 
 /// One logical file striped over several part files, as RAID-0 stripes disks.
 ///
-/// Several NVMe drives add up without RAID. Every path argument accepts a stripe set.
+/// Several NVMe drives add up without RAID. ``read``, ``write``, ``open``, ``save``, ``load`` and others accept a
+/// stripe set as path.
 ///
 /// The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
-/// set, wherever a path is accepted.
+/// set for ``read``, ``write`` and ``load``, and for ``open`` to read.
 ///
 /// Args:
 ///     paths: the part files in order, one per NVMe, 1 to 4096. Their folders must exist.

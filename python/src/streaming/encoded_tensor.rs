@@ -25,7 +25,7 @@ pub(crate) enum EncodedArgument<'py> {
     Plain((usize, u64, usize, String)),
 }
 
-/// Name, type, shape, parts.
+/// Name, type, shape, encoded tensor.
 type PackedTuple = (String, &'static str, Vec<u64>, PyEncodedTensor);
 
 /// List the encoded tensors of a file. ``file`` is the caller's index of the file.

@@ -98,7 +98,8 @@ impl PyStreamer {
         }
     }
 
-    /// Release a layer group once the work queued on ``stream`` (torch's, or the default one) is done.
+    /// Release a layer group once the work queued on ``stream`` (torch's, or the default one) is done. Returns False if
+    /// it was not held.
     #[pyo3(signature = (group, stream=None))]
     fn release(&self, py: Python<'_>, group: usize, stream: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         self.check(py, group)?;

@@ -19,13 +19,16 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.dcp.pieces import Piece
     from deepnvme._checkpoint.dcp.shard import Shard
 
-# Memory for parts of rows, and for tensors of another dtype or device. All other tensors are read in place.
+# Memory for items that pass through a buffer. All others are read in place.
 COPIED_BYTES_MAX = 64 << 20
 
 
 @dataclass(eq=False)
 class ItemCopy:
-    """An item that passes through a buffer: a part of rows, another dtype or device, or one of two tied weights."""
+    """An item that passes through a buffer.
+
+    It is a part of rows, or one of two tied weights, or its target has another dtype, another device, or lazy signs.
+    """
 
     shard: Shard
     name: str

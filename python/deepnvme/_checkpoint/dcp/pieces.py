@@ -22,8 +22,9 @@ class Piece:
     index: tuple[int, ...]
     """The index of the part in the box, in the leading dimensions."""
     first: int
-    """The first index of the part in the next dimension, and the number of them."""
+    """The first index of the part in the next dimension."""
     count: int
+    """The number of indices in that dimension."""
     start: int
     """The first element of the range."""
     shape: tuple[int, ...]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
 # Tensors from this size on are written by any rank that has them, so that all write about the same. Smaller ones may
-# differ, and are rank 0's, as in checkpoints of one file.
+# differ, and are those of the first rank that has them, as in checkpoints of one file.
 SAME_BYTES_MIN = 256 << 10
 
 

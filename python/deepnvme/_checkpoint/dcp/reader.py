@@ -47,7 +47,7 @@ class DeepnvmeReader(StorageReader):
         engine: the engine that transfers the bytes. Default: the default engine.
         verify: as for ``deepnvme.load``, for the data that this rank reads: ``"auto"`` (default), ``"off"``,
             ``"sample"`` or ``"full"``. If it reads a part of a tensor, the MiB around it are read again to compare
-            them; with ``"auto"``, only a sample of them.
+            them; with ``"auto"`` and ``"sample"``, only a sample of them.
 
     Raises:
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
@@ -119,7 +119,7 @@ class DeepnvmeReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Read this rank's items in one batch, straight into its tensors where possible."""
+        """Read this rank's items: where possible in one batch and straight into its tensors, the others in groups."""
         try:
             self._read(plan, planner)
         except (FileNotFoundError, CorruptFileError, ChecksumError) as error:

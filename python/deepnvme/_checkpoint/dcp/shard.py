@@ -77,7 +77,10 @@ class Shard:
             self._loading = self._reader.start(self._whole)
 
     def finish(self) -> None:
-        """Wait for whole tensors, and compare all. The parts were read before. Further requests may follow."""
+        """Wait for whole tensors, and compare all with checksums. The caller has read the parts.
+
+        More requests may follow.
+        """
         if self._loading is not None:
             self._loading.finish(self._verify, None)
         ranges = self._ranges

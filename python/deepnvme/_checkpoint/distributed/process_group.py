@@ -1,7 +1,7 @@
 """The processes that save one folder of checkpoints, and their communication.
 
 They use a gloo group of their own, separate from the collectives of training and its GPUs, so that background threads
-can use it. An error of one process is raised in all of them, so that none waits for a process that gave up.
+can use it. After an error of one process all of them raise one, so that none waits for a process that gave up.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # How long the fastest process waits for the slowest to write its share. The end of a process is noticed at once; this
-# is for machines that vanish. torch's own groups have the same default.
+# is for machines that vanish. torch's own gloo groups have the same default.
 TIMEOUT = dt.timedelta(minutes=30)
 
 
@@ -127,7 +127,10 @@ class RankGroup:
             dist.broadcast(tensor, src=dist.get_global_rank(self._open_group(), rank), group=self._open_group())
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
-        """Run ``work`` on every rank and return all results. If one rank fails, all raise its error."""
+        """Run ``work`` on every rank and return all results.
+
+        If ranks fail, each of them raises its own error, and the others a ``PeerError`` that repeats the first.
+        """
         if self.is_single:
             return [work()]
         failed: BaseException | None = None
@@ -152,7 +155,7 @@ class RankGroup:
         return cast("list[T]", results)
 
     def is_shared_error(self, error: BaseException) -> bool:
-        """Whether all ranks raise this error, so that none of them goes on."""
+        """Whether all ranks raise an error because of this one, so that none of them goes on."""
         return error is self._shared_error
 
     def raise_on_all(self, message: str) -> NoReturn:
@@ -238,10 +241,11 @@ class RankGroup:
 
 
 def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
-    """Make something that waits for all ranks, in C++ and without a look at signals.
+    """Call ``make`` in a thread, so that Ctrl-C works. It waits for all ranks in C++, which checks no signals.
 
     Raises:
-        PeerError: another rank has not come within this time. The thread that waits for it stays behind.
+        PeerError: the ranks could not be connected, or another one has not come within this time. The thread that
+            waits for it stays behind.
     """
     made: list[T] = []
     failed: list[BaseException] = []

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.history import History
     from deepnvme._deepnvme import _SavePlan, _SaveShard
 
-# Stripe sets require parts that are multiples of this size.
+# The stripe size of a stripe set is a multiple of this.
 _BLOCK_BYTES = 4096
 
 

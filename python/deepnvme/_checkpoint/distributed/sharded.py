@@ -56,7 +56,7 @@ class ShardedSave:
         self._is_stopped = False
 
     def make(self, state: object, options: SaveOptions) -> str:
-        """Copy the containers of the state, and create the private folder on the leader. Returns its name."""
+        """Copy the containers of the state, and create the private folder on the leader. Returns its name there."""
         if not isinstance(state, Mapping):
             msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
             raise TypeError(msg)
@@ -210,7 +210,7 @@ def _errors_with_path(path: Path) -> Iterator[None]:
 
 
 def _containers(state: Any) -> Any:
-    """Copy dicts and lists, so that later changes to them are not saved."""
+    """Copy dicts, lists and tuples, so that later changes to them are not saved. Refuse sparse tensors and odd keys."""
     if isinstance(state, Mapping):
         for key in state:
             if not isinstance(key, str | int):

@@ -17,7 +17,7 @@ from deepnvme.errors import Error, InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-# Characters of a file of prompts.
+# Maximum characters of a file of prompts.
 _PROMPTS_MAX = 64 << 20
 # Names that tokenizers have, by pattern.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")

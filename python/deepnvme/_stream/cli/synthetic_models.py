@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _VOCABULARY = 32_000
 # Hidden size, feed-forward width, heads and key-value heads of Llama models with 1, 7, 13 and 70 billion parameters.
 _SHAPES = ((2048, 5632, 32, 4), (4096, 11008, 32, 32), (5120, 13824, 40, 40), (8192, 28672, 64, 8))
-# A model has at least this many layers; otherwise a smaller shape is used.
+# A shape with fewer layers than this is too large, and a smaller one is used. The smallest shape has at least two
+# layers.
 _LAYERS_MIN = 8
 
 

@@ -38,7 +38,7 @@ class Offloader:
 
     Args:
         folder: folder of the file.
-        memory: bytes of memory for weights. Default: three times the largest layer.
+        memory: bytes of memory for weights. Default: three times the largest layer, or all layers if that is less.
         prefetch_layers: layers to read ahead. Default: 2, if the memory allows it.
         is_resident: returns the ids of a layer's parameters that must stay in memory.
 

@@ -40,7 +40,7 @@ pub(crate) struct HashCosts {
     steps: AtomicU64,
     /// The file's reader, which knows the file's length.
     reader: Py<PyAny>,
-    /// The limit, computed once a load comes near the free steps.
+    /// The file's limit, computed when a load first exceeds the free steps.
     steps_max: OnceLock<u64>,
 }
 
@@ -107,7 +107,8 @@ impl HashCosts {
     }
 }
 
-/// Returns the steps to hash a key or to compare it: one for each object visited, up to a limit.
+/// Returns the steps to hash a key or to compare it: one for each object visited, and more for a long integer. It stops
+/// counting soon after `steps_max`.
 fn weight(key: &Bound<'_, PyAny>, steps_max: u64) -> u64 {
     let mut sum = 1;
     if let Ok(tuple) = key.cast::<PyTuple>() {
@@ -131,7 +132,7 @@ struct Table<'t, 'a, 'py> {
     costs: &'t HashCosts,
     /// Hash, key and weight, in insertion order.
     keys: Vec<(u64, &'a Bound<'py, PyAny>, u64)>,
-    /// Key numbers, starting at 1.
+    /// Key numbers, starting at 1; 0 marks a free slot.
     slots: Vec<u32>,
 }
 
@@ -139,7 +140,7 @@ struct Table<'t, 'a, 'py> {
 const LINEAR_PROBES: usize = 9;
 const PERTURB_SHIFT: u32 = 5;
 const SLOTS_MIN: usize = 8;
-/// Sets of at least this many elements grow more slowly.
+/// Sets of more elements than this grow more slowly.
 const LARGE_SET: usize = 50_000;
 
 impl<'t, 'a, 'py> Table<'t, 'a, 'py> {

@@ -1,7 +1,8 @@
 //! Build Python objects from a pickle's graph.
 //!
-//! Containers and plain values are built here. All calls go through `factory`, which knows the allowed ones: `tensor`,
-//! `storage`, `resolve` (a global by its name), `call`, `new` and `give_state`.
+//! Containers and plain values are built here. The methods of `factory` make everything else, and refuse what is not
+//! allowed: `tensor`, `storage`, `own_storage`, `resolve` (a global by its name), `call`, `new`, `give_state` and
+//! `takes_parts`.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -25,7 +26,7 @@ mod selection;
 pub(super) use callables::is_plain;
 pub(crate) use hashing::HashCosts;
 
-/// Limit of re-entries while an object is being built. A tuple inside one of its own lists is re-entered once.
+/// Limit of builds that are started for one object. A tuple inside one of its own lists is started twice.
 const ENTRIES_MAX: u8 = 16;
 /// Objects between checks for Ctrl-C.
 const OBJECTS_PER_CHECK: u32 = 1 << 12;
@@ -316,7 +317,8 @@ impl<'py> Builder<'_, 'py> {
         Ok(built)
     }
 
-    /// Builds an ordinary tensor of a typed storage. This is the fast path for the most common object.
+    /// Builds an ordinary tensor of a typed storage; `None` for all others. This is the fast path for the most common
+    /// object.
     fn tensor(&mut self, object: &Object) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (py, graph) = (self.py, self.graph);
         let Some(&[persistent, offset, shape, strides, requires_grad, ..]) = graph.tuple(object.arguments) else {

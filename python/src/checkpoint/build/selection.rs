@@ -1,4 +1,5 @@
-//! Select the wanted tensors of a state. Values that contain tensors, but no wanted ones, are omitted.
+//! Select the wanted tensors of a state. A value without wanted tensors is omitted if it contains other tensors, or if
+//! it is not plain.
 //!
 //! Names are sorted so that all names below a prefix are adjacent. A scope of the state is therefore a range of names.
 //! Each step down narrows the range by binary search, and an empty range ends the search.
@@ -65,7 +66,8 @@ impl<'a> Selection<'a> {
         !scope.tensors.is_empty() && scope.wanted.is_empty()
     }
 
-    /// Returns whether a value contains no wanted tensors and is not plain. Such values are never built.
+    /// Returns whether a value contains no wanted tensors and is not plain. Such a value is built only as a part of a
+    /// wanted object.
     pub(super) fn excludes_value(&self, scope: NameScope, id: NodeId) -> bool {
         scope.wanted.is_empty() && self.not_plain[id.index()]
     }
@@ -119,7 +121,7 @@ impl Step<'_> {
     }
 }
 
-/// Finds the nodes that lead to a storage, a call that is not plain, or a class.
+/// Finds the nodes that lead to a storage, or to an object that is not a plain value.
 fn find_not_plain(graph: &Graph) -> Vec<bool> {
     // The referrers of each node: count them first, then turn the counts into offsets of one array.
     let mut begins = vec![0u32; graph.len() + 1];
