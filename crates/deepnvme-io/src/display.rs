@@ -32,7 +32,7 @@ pub const fn text(text: &str) -> Escaped<'_> {
 pub fn bytes(bytes: u64) -> String {
     for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         // Quarters are easy to read.
-        if bytes >= 1 << shift && (bytes * 4).is_multiple_of(1 << shift) {
+        if bytes >= 1 << shift && bytes.is_multiple_of(1 << (shift - 2)) {
             return format!("{} {unit}", bytes as f64 / (1_u64 << shift) as f64);
         }
     }

@@ -10,6 +10,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyMemoryView};
 
+use super::held_storages::KeepAlive;
+
 /// An exporter's description of its memory.
 pub(crate) struct Exported {
     pub(crate) address: usize,
@@ -178,7 +180,7 @@ pub(crate) fn new_bytes(py: Python<'_>, len: usize) -> PyResult<(Bound<'_, PyByt
     };
     // SAFETY: the object is a `bytes`.
     let start = unsafe { ffi::PyBytes_AsString(bytes.as_ptr()) };
-    let owner = Arc::new(bytes.clone().unbind());
+    let owner = Arc::new(KeepAlive::object(bytes.clone().unbind().into_any()));
     // SAFETY: the memory belongs to the object, which the owner keeps alive, and only the caller references it. Until
     // it is filled it is only written to. If that fails, the object is dropped unread.
     let region = unsafe { RegionMut::from_raw(start.cast(), len, Device::Host, owner) };

@@ -18,6 +18,8 @@ use crate::op::Errno;
 
 /// Bytes of directory entries per request.
 const ENTRIES_BYTES: usize = 32 << 10;
+/// Signals that may interrupt an allocation.
+const INTERRUPTS_MAX: u32 = 8;
 
 /// Opens a path, close-on-exec. `mode` is for a file that is created.
 ///
@@ -261,8 +263,15 @@ pub fn truncate(file: BorrowedFd<'_>, bytes: u64) -> Result<(), Errno> {
 ///
 /// # Errors
 /// `OPNOTSUPP`, `NOSYS` or `INVAL` if the file system does not support it, `NOSPC`, or other errors of the kernel.
+/// `OPNOTSUPP` also if signals interrupt it again and again: tmpfs then starts anew each time.
 pub fn allocate(file: BorrowedFd<'_>, offset: u64, bytes: u64) -> Result<(), Errno> {
-    calls::fallocate(file, FallocateFlags::empty(), offset, bytes)
+    for _ in 0..INTERRUPTS_MAX {
+        match calls::fallocate(file, FallocateFlags::empty(), offset, bytes) {
+            Err(Errno::INTR) => {}
+            allocated => return allocated,
+        }
+    }
+    Err(Errno::OPNOTSUPP)
 }
 
 /// Waits until a file or folder is on the disk.
@@ -333,7 +342,8 @@ pub fn copy_between(
     (target, mut target_offset): (BorrowedFd<'_>, u64),
     bytes: usize,
 ) -> Result<usize, Errno> {
-    calls::copy_file_range(source, Some(&mut source_offset), target, Some(&mut target_offset), bytes)
+    // An interrupted call has copied nothing.
+    repeat(|| calls::copy_file_range(source, Some(&mut source_offset), target, Some(&mut target_offset), bytes))
 }
 
 /// Returns unpredictable bits, for names.
