@@ -89,8 +89,8 @@ impl Device {
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })
     }
 
-    /// Makes the device current on a thread of the library. Returns the context that was current before,
-    /// if it was another's.
+    /// Makes the device current on a thread of the library. Returns the context that was current before, if it was a
+    /// different one.
     fn enter_own_thread(&self) -> Result<Option<Handle>> {
         let functions = &self.driver.functions;
         let own = OwnThread::Current { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) };
@@ -125,7 +125,7 @@ pub fn own_this_thread() {
     }
 }
 
-/// Whether a thread belongs to the library, and which context is current there.
+/// Whether a thread belongs to the library, and which context it entered last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OwnThread {
     No,
@@ -170,7 +170,8 @@ enum Leave {
     /// Pops the context, then restores the capture mode.
     #[expect(dead_code, reason = "its drop restores the mode")]
     Pop(RelaxedCapture),
-    /// On a thread of the library: the device stays current, unless another one was.
+    /// On a thread of the library: the device stays current, unless another context was current before. That one is set
+    /// again.
     Restore(Option<Handle>),
 }
 

@@ -104,7 +104,8 @@ impl Driver {
         DRIVER.get_or_init(|| Box::new(Self::load())).as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the driver if this process has initialised it, directly or through another library.
+    /// Returns the driver if this process has initialised it, directly or through another library. A forked child of
+    /// such a process may get it as well; its calls then fail.
     pub(crate) fn initialised() -> Option<&'static Self> {
         type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
         if let Some(known) = DRIVER.get() {
@@ -148,7 +149,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Returns the supported version of CUDA: 1000 times the major version plus 10 times the minor version.
+    /// Returns the supported version of CUDA: 1000 times the major version plus 10 times the minor version; 0 if it is
+    /// unknown.
     #[must_use]
     pub fn version(&self) -> i32 {
         self.version

@@ -7,11 +7,12 @@
 //! - [`Driver`]: the library and its version, once per process.
 //! - [`DeviceProperties`]: name, memory and PCI bus id of a GPU, without a context.
 //! - [`Device`]: a GPU with its primary context (the one that torch uses), retained while the value lives.
-//! - [`Stream`] and [`Event`]: ordered copies and their progress. [`RawStream`] is a stream of another library.
+//! - [`Stream`] and [`Event`]: ordered copies and their progress. [`RawStream`] is the handle of a stream, usually
+//!   another library's.
 //! - [`DeviceMemory`]: GPU memory allocated here.
 //! - [`HostRegistration`]: host memory that copies use without staging.
 //! - [`CuFile`]: GPUDirect Storage, transfers between disk and GPU without host memory. [`FileHandle`] and
-//!   [`BufferRegistration`] register files and buffers.
+//!   [`BufferRegistration`] register files and buffers, and [`Batch`] submits many transfers at once.
 //!
 //! Copies take addresses and are unsafe: the caller keeps both sides valid until an event reports completion.
 

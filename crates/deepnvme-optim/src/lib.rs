@@ -1,7 +1,7 @@
 //! Optimizer steps on the CPU: pure kernels over slices, without I/O or unsafe code.
 //!
 //! - [`Kernel::step`] is one pass over memory. It unscales and clips gradients, applies an [`Algorithm`] to weights and
-//!   moments, and writes a copy of the weights in the model's type.
+//!   moments, and can write a copy of the weights in the model's type.
 //! - [`accumulate`] sums gradients, and [`gradient_norm`] computes their norm.
 //! - [`MomentMut`] is optimizer state in memory, with 32, 16 or 8 bits per element. [`encode_moment`] and [`decode_moment`]
 //!   convert it from and to fp32.

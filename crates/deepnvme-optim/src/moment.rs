@@ -6,7 +6,8 @@
 //!
 //! | moment | code | octaves below the scale | zero |
 //! |---|---|---|---|
-//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none, unless the block is all zeros |
+//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none, unless the scale is below
+//! 2^-95 |
 //! | [`Sign::Signed`], gradients | the sign, then 127 is the magnitude of the scale, ... | 16 | 0 |
 //!
 //! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of gradients
@@ -60,9 +61,9 @@ const DROPPED: u32 = 20;
 const GRID_INFINITY: u32 = F32_INFINITY >> DROPPED;
 /// A quiet NaN, in the same units.
 const GRID_NAN: u32 = GRID_INFINITY + 4;
-/// The codes of squares, except zero.
+/// The largest code of squares, which is also the number of codes besides zero.
 const UNSIGNED_CODE_MAX: u32 = 255;
-/// The magnitudes of codes with a sign, except zero.
+/// The largest magnitude of codes with a sign, which is also the number of magnitudes besides zero.
 const SIGNED_CODE_MAX: u32 = 127;
 const CODE_SIGN: u32 = 0x80;
 /// Shift from the sign of a code to the sign of an fp32.
@@ -146,7 +147,7 @@ impl<'a> MomentMut<'a> {
     }
 }
 
-/// The two moments of an element use one half of its noise each.
+/// Signed and unsigned moments of an element use different halves of its noise.
 #[inline(always)]
 fn halves(sign: Sign, noise: u32) -> u32 {
     match sign {
@@ -155,7 +156,7 @@ fn halves(sign: Sign, noise: u32) -> u32 {
     }
 }
 
-/// Returns the value of code zero, in units of the grid.
+/// Returns the value from which codes count up, in units of the grid.
 #[inline(always)]
 fn base(sign: Sign, top: u32) -> u32 {
     top.saturating_sub(match sign {

@@ -76,8 +76,8 @@ impl SqrtMode {
         }
         #[cfg(not(target_arch = "x86_64"))]
         values.iter_mut().for_each(|value| *value = value.sqrt());
-        // Values without an estimate: zeros, subnormals, infinities, NaNs, negative numbers, and those whose square
-        // overflows.
+        // Values without an estimate: zeros, subnormals, infinities, NaNs, negative numbers, and those for which the
+        // square of the root overflows.
         let end = if self == Self::TwoStep { 0x7f7f_f000 } else { 0x7f80_0000 };
         let has_estimate = |value: f32| (0x0080_0000..end).contains(&value.to_bits());
         if !before.iter().fold(true, |all, value| all & has_estimate(*value)) {
@@ -132,7 +132,7 @@ mod x86 {
     two_step!(two_step_256: Avx2, f32x8, 8, _mm256_rsqrt_ps);
     two_step!(two_step_128: Sse2, f32x4, 4, _mm_rsqrt_ps);
 
-    /// Refines the estimates of reciprocal roots. Each operation is rounded.
+    /// Returns roots, refined from estimates of their reciprocals. Each operation is rounded.
     #[inline(always)]
     fn two_steps<V>(value: V, estimate: V, half: V) -> V
     where

@@ -2,8 +2,8 @@
 //!
 //! `functions`, `batch_functions` and `statistics_functions` are the library's functions and structs, `error` the
 //! texts of its error codes, `open` opens its driver, `file` and `buffer` register files and memory, `batch` submits
-//! many transfers at once, `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens the library, and
-//! its last user closes it.
+//! many transfers at once, `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens cuFile's
+//! driver, and its last user closes it.
 
 mod batch;
 mod batch_functions;
@@ -56,14 +56,15 @@ struct Session {
 
 impl CuFile {
     /// Opens cuFile for transfers that bypass host memory. It reads NVIDIA's documented configuration
-    /// (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing is written or changed. Its log goes where
-    /// `CUFILE_LOGFILE_PATH` or the configuration says, and is discarded otherwise, instead of being written to the current
-    /// folder.
+    /// (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing of it is changed. Its log goes where `CUFILE_LOGFILE_PATH`
+    /// or the configuration says. Otherwise the log is discarded, unless `CUFILE_ENV_PATH_JSON` is a relative path:
+    /// then cuFile writes it to the current folder.
     ///
     /// # Errors
-    /// The reason if it is unavailable: no driver, no library, a library that fails to start, or a machine where it would
-    /// copy every file through the host (compatibility mode). The last is remembered, since opening takes 0.2 s: it is the
-    /// kernel's answer, and asked for once. A library that is not found is searched for again by the next call.
+    /// The reason if it is unavailable: no driver, no library, a library that lacks a function or fails to start, or a
+    /// machine where it would copy every file through the host (compatibility mode). The last is remembered, since
+    /// opening takes 0.2 s: it is the kernel's answer, and asked for once. A library that is not found is searched for
+    /// again by the next call.
     pub fn open() -> std::result::Result<Self, Unavailable> {
         let driver = Driver::get()?;
         let functions = functions()?;
@@ -161,7 +162,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let close = self.functions.driver_close_v2.unwrap_or(self.functions.driver_close);
         let _capture = RelaxedCapture::enter(self.driver);
-        // SAFETY: it was opened once for this session, and files and buffers hold the session.
+        // SAFETY: it was opened once for this session, and files, buffers and batches hold the session.
         let _ = unsafe { close() };
     }
 }

@@ -177,7 +177,7 @@ impl Drop for BenchProcesses {
     }
 }
 
-/// Runs a benchmark process: one round for each line of its input.
+/// Runs a benchmark process: one round for each line of its input after the workload.
 ///
 /// # Errors
 /// The failure that ended the work. The parent gets it as a message as well.

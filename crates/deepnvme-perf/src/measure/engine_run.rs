@@ -26,7 +26,7 @@ pub(super) struct EngineRun<'a> {
     bytes_done: u64,
 }
 
-/// A request in flight, and the slots whose memory it holds.
+/// A request in flight: a read has the slots whose memory it holds, a write its number of pieces.
 enum StartedRequest {
     Read(Vec<usize>, Transfer<Vec<RegionMut>>),
     Write(usize, Transfer<Vec<Region>>),

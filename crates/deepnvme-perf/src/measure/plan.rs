@@ -2,7 +2,7 @@
 
 use super::workload::{AccessOrder, Workload};
 
-/// Most memory of a round, unless every byte is compared.
+/// Most memory of a sequential round, unless every byte is compared or the workload names its buffer.
 pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
 /// Requests in flight for a file that is larger than the memory.
 const PARTS_IN_FLIGHT: u64 = 2;
@@ -53,7 +53,8 @@ impl RequestPlan {
         })
     }
 
-    /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared: then each piece has its own slot.
+    /// Cuts a workload up. `buffer_bytes` bounds the memory of a sequential workload that does not name its buffer. If
+    /// contents are compared, it has no effect: then each piece has its own slot.
     pub(super) fn of(workload: &Workload, buffer_bytes: u64) -> Self {
         match (workload.order, workload.buffer_bytes) {
             (AccessOrder::Sequential, None) => in_parts(workload, buffer_bytes),

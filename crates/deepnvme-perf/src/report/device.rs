@@ -16,7 +16,7 @@ pub struct BlockDevice {
     pub name: String,
     /// The device's own model name; `None` for virtual devices.
     pub model: Option<String>,
-    /// `nvme`, `virtio`, `scsi`, `raid0`, `device-mapper`, `loop`; `unknown`.
+    /// A word such as `nvme`, `virtio`, `scsi`, `raid0`, `device-mapper` or `loop`; else `unknown`.
     pub kind: String,
     /// Whether it is a spinning disk.
     pub is_rotational: Option<bool>,
@@ -115,7 +115,7 @@ fn kind(files: &SystemFiles, name: &str, folder: &Path) -> String {
     by_name.iter().find(|(prefix, _)| name.starts_with(prefix)).map_or("unknown", |(_, kind)| kind).into()
 }
 
-/// Reads the PCI link from the nearest parent folder that has one.
+/// Reads the PCI link from the nearest parent folder of the disk, or of its device, that has one.
 fn link(files: &SystemFiles, folder: &Path) -> Option<Pcie> {
     let function: PathBuf = folder
         .ancestors()

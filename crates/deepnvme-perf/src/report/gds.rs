@@ -29,7 +29,7 @@ impl GdsReport {
     }
 }
 
-/// Returns the mode of cuFile for a folder. Tries it if there is a GPU.
+/// Returns the mode of cuFile for a folder. Tries it if there is a GPU, and the folder supports direct I/O.
 #[must_use]
 pub fn mode(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
     let by_rules = mode_by_rules(folder, gpu);
