@@ -40,8 +40,8 @@ pub const CRASHED_WORLD: WorldId = 1;
 
 /// One in this many seeds checks every change of its machine.
 const ONE_SEED_IN: u64 = 100;
-/// Snapshots that one execution keeps. Such a seed runs repeatedly, each time with the next batch. Batches are small
-/// because executions slow down with every thread they have started.
+/// Snapshots that one execution keeps. A seed that checks every change runs repeatedly, each time with the next batch.
+/// Batches are small because executions slow down with every thread they have started.
 pub const CRASH_CHECKS_PER_RUN: u64 = 8;
 
 /// Returns whether a seed checks every change.

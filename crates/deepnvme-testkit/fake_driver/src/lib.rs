@@ -1,10 +1,10 @@
 //! A fake `libcuda.so.1` and `libcufile.so.0`, for tests of code that loads them at run time.
 //!
 //! One shared library exports the functions of both, and functions of its own (`fake_driver_*`, see `control.rs`) that let a
-//! test inject faults and inspect what happened. It needs no GPU. It is stricter than a real driver: copies take effect late
-//! and in another order than they were queued, device memory traps when the host touches it, and no handle or device address
-//! is reused. Behaviour that a driver leaves undefined is recorded as a *violation*: a race, memory that is freed too early, a
-//! host function that calls the driver.
+//! test inject faults and inspect what happened. It needs no GPU. It is stricter than a real driver: copies take effect
+//! late and in an order that only streams and events fix, device memory traps when the host touches it, and no handle
+//! or device address is reused. Behaviour that a driver leaves undefined is recorded as a *violation*: a race, memory
+//! that is freed too early, a host function that calls the driver.
 //!
 //! # How a test finds the library
 //!
@@ -34,6 +34,7 @@
 //! | `capture` | stream capture, and the calls that it prohibits |
 //! | `race_detector`, `access`, `release` | races, and memory that is freed too early |
 //! | `memory`, `host`, `mapped_range` | locations of bytes |
+//! | `rng` | random delays, and the known pattern |
 //! | `driver`, `cufile`, `control`, `kernels` | the exported functions |
 //! | `client` | the loaded library, for tests of other crates |
 

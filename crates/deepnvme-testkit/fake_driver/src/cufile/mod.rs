@@ -29,7 +29,7 @@ use std::sync::Arc;
 use crate::abi::Handle;
 use crate::access::Access;
 
-/// What cuFile knows.
+/// The state of cuFile.
 pub(crate) struct CuFile {
     /// How often the driver was opened and not closed.
     pub(crate) opened: u32,
@@ -46,7 +46,7 @@ pub(crate) struct CuFile {
 }
 
 impl CuFile {
-    /// Nothing is open yet.
+    /// Creates the state of a closed driver.
     pub(crate) fn new(compat: bool) -> Self {
         let properties = abi::DriverProperties::new(compat);
         Self {
