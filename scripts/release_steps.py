@@ -170,8 +170,10 @@ def aarch64_wheel(release: Release) -> str:
 
 
 def build(release: Release, machine: str) -> str:
-    """Build one wheel with maturin, which checks it against the manylinux policy. Then fix its SBOM, and add
-    licences."""
+    """Build one wheel with maturin, which checks it against the manylinux policy.
+
+    Then take the folders of this machine out of its SBOM, and add the licences of its crates.
+    """
     for old in release.dist.glob(f"*_{machine}.whl"):
         old.unlink()
     command: list[str | Path] = [release.tool("maturin"), "build", "--release", "--locked", "--zig"]

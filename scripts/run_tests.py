@@ -90,8 +90,10 @@ class Ended:
     cpu_s: float
 
     def failures(self) -> list[str]:
-        """Return the lines that name failures. A suite that a signal ended, or that names none, shows its last
-        lines."""
+        """Return the lines that name failures.
+
+        The last lines are added if a signal ended the suite, or if no line names a failure.
+        """
         named = [line for line in self.lines if CARGO_FAILED.match(line) or PYTEST_FAILED.match(line)]
         if self.status == 0:
             return []

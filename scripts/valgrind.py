@@ -109,8 +109,10 @@ class Check:
         return self.process.poll() is not None
 
     def show(self) -> bool:
-        """Show its output without harmless warnings. Return whether valgrind found nothing, and the tests passed in
-        time."""
+        """Show its output without harmless warnings.
+
+        Return whether valgrind found nothing, and the tests passed in time.
+        """
         self.output.seek(0)
         said = HARMLESS.sub("", self.output.read().decode(errors="replace")).strip()
         print(f"valgrind {self.name}\n{said}\n[{time.monotonic() - self.begin:.0f} s]\n", flush=True)

@@ -133,7 +133,7 @@ class Runai(Loader):
         self._make: Any = SafetensorsStreamer
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
-        """See the base. Tensors that the streamer yields on the host are copied to the GPU, as in SGLang and vLLM."""
+        """See the base. Tensors that the streamer yields on the host go to the GPU, as in SGLang and vLLM."""
         device = self.place.gpu.device
         with self._make() as streamer:
             streamer.stream_file(str(path), device=device)

@@ -84,7 +84,7 @@ class InMemory(Tool):
     def open(self, setting: Setting) -> Any:
         """See the base."""
         model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
-        # The parameters of from_pretrained are mapped pages of the files, which are read when they are first touched.
+        # The parameters of from_pretrained are mapped pages of the files, which are read when first touched.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
         return model

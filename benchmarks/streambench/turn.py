@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass
 class _Mark:
-    """The time, processor seconds and bytes read at the end of a step, or the cost of one drop of the page cache."""
+    """The time, processor seconds and bytes read at the end of a step, or the cost of dropping the page cache."""
 
     at: float
     cpu_s: float
@@ -129,7 +129,7 @@ def _field(path: Path, name: str) -> int:
 
 
 def _drop(files: list[Path]) -> float:
-    """Drop these files alone: others on the machine keep their pages. Returns the share of probed pages that stayed."""
+    """Drop these files alone: other programs keep their pages. Returns the share of probed pages that stayed."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:

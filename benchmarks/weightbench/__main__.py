@@ -40,8 +40,10 @@ class Meeting:
     expected: dict[str, int] = field(default_factory=dict)
 
     def turn(self, name: str, *, is_counted: bool) -> None:
-        """Have one tool fill the model. In the uncounted round, every byte is compared with the result of the
-        others."""
+        """Have one tool fill the model.
+
+        In the uncounted round, every byte is compared with the result of the others.
+        """
         try:
             is_fio = name in {_FIO, _FIO_64}
             sample = self._fio(name) if is_fio else self._fill(name, is_compared=not is_counted)

@@ -64,8 +64,10 @@ class _LargeWrite(_Large):
         self._path().unlink(missing_ok=True)
 
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
-        """See the base. The old file is removed unless it is written over, and pending writes end before the clock
-        starts."""
+        """See the base.
+
+        Before the clock starts, the old file is removed unless it is written over, and pending writes end.
+        """
         source, path = self.memory_of(tool), self._path()
         data.stamp(source)
         if self.over_existing:

@@ -34,8 +34,8 @@ pub fn current_device() -> Option<u32> {
     if code == SUCCESS { u32::try_from(device).ok() } else { None }
 }
 
-/// Waits for all work of a stream of the GPU that is current on this thread. Ends at once if there is none, if the stream
-/// is being captured (what is captured does not run yet), or if its work has failed.
+/// Waits for all work of a stream of the GPU that is current on this thread. Ends at once if there is none, if the
+/// stream is being captured (what is captured does not run yet), or if its work has failed.
 pub fn wait_for_stream(stream: RawStream) {
     let Some(driver) = Driver::initialised() else { return };
     let _capture = RelaxedCapture::enter(driver);

@@ -117,8 +117,8 @@ impl Device {
     }
 }
 
-/// Declares the current thread as one of the library. The last device stays current there, so that not every call enters
-/// and leaves a context.
+/// Declares the current thread as one of the library. The last device stays current there, so that not every call
+/// enters and leaves a context.
 pub fn own_this_thread() {
     if OWN_THREAD.get() == OwnThread::No {
         OWN_THREAD.set(OwnThread::Fresh);
@@ -188,8 +188,8 @@ impl Drop for Current<'_> {
         match self.leave {
             Leave::Pop(_) => {
                 let mut popped = ptr::null_mut();
-                // SAFETY: the pointer is to a local value. The context to pop is this guard's: all callers of `enter` keep
-                // their guard in a local variable, so guards are dropped in reverse order.
+                // SAFETY: the pointer is to a local value. The context to pop is this guard's: all callers of `enter`
+                // keep their guard in a local variable, so guards are dropped in reverse order.
                 let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
             }
             Leave::Restore(Some(before)) => {

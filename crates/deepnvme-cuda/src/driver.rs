@@ -79,8 +79,8 @@ functions! {
     event_query = b"cuEventQuery\0" (Handle);
 }
 
-/// The driver, once it is loaded. It is loaded without a lock: a lock that another thread held during a fork would block
-/// the child forever.
+/// The driver, once it is loaded. It is loaded without a lock: a lock that another thread held during a fork would
+/// block the child forever.
 static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
 
 /// `libraries_loaded()` at the last search that did not find the driver.

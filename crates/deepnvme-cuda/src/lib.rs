@@ -1,8 +1,8 @@
 //! Safe handles for the CUDA driver and cuFile, loaded at run time.
 //!
-//! Nothing is linked. `library` finds the shared object on first use, `driver` loads its functions, and a machine without it
-//! gets an [`Unavailable`] that lists the places searched. Driver errors become an [`Error`] with the call, the code and the
-//! driver's text.
+//! Nothing is linked. `library` finds the shared object on first use, `driver` loads its functions, and a machine
+//! without it gets an [`Unavailable`] that lists the places searched. Driver errors become an [`Error`] with the call,
+//! the code and the driver's text.
 //!
 //! - [`Driver`]: the library and its version, once per process.
 //! - [`DeviceProperties`]: name, memory and PCI bus id of a GPU, without a context.

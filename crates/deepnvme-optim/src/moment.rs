@@ -1,8 +1,8 @@
 //! Optimizer state in memory: fp32, bf16, or 8-bit codes with a scale for each block.
 //!
 //! An 8-bit element is a float with three mantissa bits, scaled by its block's maximum and rounded stochastically. The
-//! values that codes represent have the upper twelve bits of an fp32, eight per octave. A block's scale is the smallest such
-//! value that no element exceeds, and codes count down from it:
+//! values that codes represent have the upper twelve bits of an fp32, eight per octave. A block's scale is the smallest
+//! such value that no element exceeds, and codes count down from it:
 //!
 //! | moment | code | octaves below the scale | zero |
 //! |---|---|---|---|
@@ -10,19 +10,19 @@
 //! 2^-95 |
 //! | [`Sign::Signed`], gradients | the sign, then 127 is the magnitude of the scale, ... | 16 | 0 |
 //!
-//! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of gradients
-//!   in one block span many octaves, most of which uniform steps would round to zero. Compared to a code table (Dettmers et
-//!   al. 2021, "8-bit Optimizers via Block-wise Quantization"), both directions are shifts and additions: no search and no
-//!   table, at memory speed.
+//! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of
+//!   gradients in one block span many octaves, most of which uniform steps would round to zero. Compared to a code
+//!   table (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization"), both directions are shifts and
+//!   additions: no search and no table, at memory speed.
 //! - **No zero among squares.** A second moment of zero turns a small first moment into a huge step. Values below the
 //!   smallest one are raised to it, which makes steps smaller.
-//! - **Stochastic rounding.** A second moment changes by a thousandth per step (with a beta of 0.999), and codes are a tenth
-//!   apart: rounded to nearest, they would never change. Stochastically they change with the right frequency and keep the
-//!   right mean, and values that a code represents exactly do not change. bf16 needs this as well.
+//! - **Stochastic rounding.** A second moment changes by a thousandth per step (with a beta of 0.999), and codes are a
+//!   tenth apart: rounded to nearest, they would never change. Stochastically they change with the right frequency and
+//!   keep the right mean, and values that a code represents exactly do not change. bf16 needs this as well.
 //! - **Blocks of 128.** An outlier or an infinity affects only its block. The scale costs 3% of the bytes.
 //!
-//! Codes and scales are two slices, so that state can be split at every block. Zeros represent zeros: new state is zeroed
-//! memory.
+//! Codes and scales are two slices, so that state can be split at every block. Zeros represent zeros: new state is
+//! zeroed memory.
 
 use crate::error::{Error, Result};
 use crate::float_slice::{direct, split_slice, store_tile, widen};

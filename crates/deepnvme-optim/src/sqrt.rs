@@ -1,8 +1,8 @@
 //! Square roots as torch computes them.
 //!
 //! torch's optimizers with `foreach=False, fused=False` use MKL's vector library if torch was built with it. MKL has a
-//! kernel for each vendor of processors, and not all of them round to nearest. Comparing all mantissas, subnormals and every
-//! 97th other number gave:
+//! kernel for each vendor of processors, and not all of them round to nearest. Comparing all mantissas, subnormals and
+//! every 97th other number gave:
 //!
 //! | mode | used by | result |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | [`SqrtMode::TwoStepFused`] | MKL's AVX2 kernel | rounded to nearest, except some below 3e-34 |
 //!
 //! The last two start from the processor's estimate of the reciprocal root (`rsqrtps`), refine the root and half of the
-//! reciprocal together, and correct the root once by the residual of its square. One rounds products and sums separately,
-//! the other fuses them. Estimates differ between vendors, so these results depend on the machine.
+//! reciprocal together, and correct the root once by the residual of its square. One rounds products and sums
+//! separately, the other fuses them. Estimates differ between vendors, so these results depend on the machine.
 
 use fearless_simd::Level;
 

@@ -18,8 +18,8 @@ pub fn seed_folder(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target)
 }
 
-/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them. `mutate` changes an input, and may
-/// take pieces of the seeds. The mutations are the same in each run.
+/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them. `mutate` changes an input, and
+/// may take pieces of the seeds. The mutations are the same in each run.
 ///
 /// # Panics
 /// As the body does, or if the target has no seeds.

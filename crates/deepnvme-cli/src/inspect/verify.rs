@@ -90,9 +90,9 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
     Ok(found)
 }
 
-/// Verifies a file, or the files of an index or a list of parts, by their checksums and by the index. In a folder, verifies
-/// its model and all other files whose names are those of checkpoints. In the folder of a `Checkpointer`, verifies the
-/// manifest and all checkpoints that the manifest lists. A damaged file is a result, not an error.
+/// Verifies a file, or the files of an index or a list of parts, by their checksums and by the index. In a folder,
+/// verifies its model and all other files whose names are those of checkpoints. In the folder of a `Checkpointer`,
+/// verifies the manifest and all checkpoints that the manifest lists. A damaged file is a result, not an error.
 ///
 /// # Errors
 /// `Interrupted`, or the path does not exist or cannot be read.

@@ -77,8 +77,8 @@ impl CuFile {
         }
         let opened = open::without_log(|| {
             let opened = Session::open(functions, driver, true);
-            // With copies forbidden, cuFile reports only that its driver did not start. Open again with copies allowed, to
-            // learn whether compatibility mode is the cause.
+            // With copies forbidden, cuFile reports only that its driver did not start. Open again with copies allowed,
+            // to learn whether compatibility mode is the cause.
             if !opened.as_ref().is_err_and(is_not_initialised) || functions.set_parameter_bool.is_none() {
                 return opened;
             }
@@ -99,7 +99,8 @@ impl CuFile {
 
     /// Whether cuFile refuses files that it could only copy through the host. It accepts them if the
     /// library is old, if another user of the process opened its driver before, or if the user's settings force
-    /// compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then). Only its statistics show such copies.
+    /// compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then). Only its statistics show
+    /// such copies.
     #[must_use]
     pub fn refuses_copies(&self) -> bool {
         !self.session.properties.allows_compatibility()
@@ -139,8 +140,8 @@ impl CuFile {
 }
 
 impl Session {
-    /// Opens the driver. `forbids_copies` has an effect if the library can forbid compatibility mode and its driver is closed:
-    /// an attempt to open uses up the setting, so that other users of the library get their own.
+    /// Opens the driver. `forbids_copies` has an effect if the library can forbid compatibility mode and its driver is
+    /// closed: an attempt to open uses up the setting, so that other users of the library get their own.
     fn open(functions: &'static Functions, driver: &'static Driver, forbids_copies: bool) -> Result<Self> {
         let _capture = RelaxedCapture::enter(driver);
         if let Some(set) = functions.set_parameter_bool.filter(|_| forbids_copies) {

@@ -21,7 +21,8 @@ struct Counting<'a> {
 impl<'a> Counting<'a> {
     fn start(functions: &'a Functions) -> Option<Self> {
         let mut level_before = 0;
-        // SAFETY: the pointer is to a local value, the level is a valid one, and the driver is open while `CuFile` lives.
+        // SAFETY: the pointer is to a local value, the level is a valid one, and the driver is open while `CuFile`
+        // lives.
         unsafe {
             if (functions.get_level)(&raw mut level_before).code != 0 || (functions.set_level)(LEVEL).code != 0 {
                 return None;

@@ -1,7 +1,7 @@
 //! fio with the same parameters.
 //!
-//! Each worker becomes a fio job with its own part of the file, and the same queue depth and block size. fio reuses a few
-//! blocks of buffer, in huge pages if enough are reserved, like the engine's. Its timing excludes its start.
+//! Each worker becomes a fio job with its own part of the file, and the same queue depth and block size. fio reuses a
+//! few blocks of buffer, in huge pages if enough are reserved, like the engine's. Its timing excludes its start.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -73,8 +73,8 @@ impl<'a> EngineRun<'a> {
         Self { engine, files, direction, options, memory, in_flight: VecDeque::new(), bytes_done: 0 }
     }
 
-    /// Runs all requests, as many at once as the plan allows. `report` gets the seconds and bytes so far and may stop the
-    /// run. All started requests have ended when this returns, also on failure.
+    /// Runs all requests, as many at once as the plan allows. `report` gets the seconds and bytes so far and may stop
+    /// the run. All started requests have ended when this returns, also on failure.
     pub(super) fn run(
         mut self,
         plan: &RequestPlan,

@@ -38,8 +38,8 @@ impl RequestPlan {
         self.slots.iter().sum()
     }
 
-    /// Returns the pieces of each request. The first requests grow in size. The engine serves requests in turn: requests of one
-    /// size that start together also end together, and the device would idle each time.
+    /// Returns the pieces of each request. The first requests grow in size. The engine serves requests in turn:
+    /// requests of one size that start together also end together, and the device would idle each time.
     pub(super) fn requests(&self) -> impl Iterator<Item = &[Piece]> {
         let (mut rest, mut count) = (self.pieces.as_slice(), 0);
         std::iter::from_fn(move || {
@@ -115,7 +115,8 @@ fn in_blocks(workload: &Workload) -> RequestPlan {
     if whole == 0 {
         return in_parts(workload, u64::MAX);
     }
-    // Twice the queue depth: younger requests complete while the run waits for the oldest, and the queues must stay full.
+    // Twice the queue depth: younger requests complete while the run waits for the oldest, and the queues must stay
+    // full.
     let in_flight = (2 * config.workers as usize * config.queue_depth as usize).min(whole);
     let slots = match workload.buffer_bytes {
         Some(buffer_bytes) => ((buffer_bytes / block_bytes) as usize).clamp(1, whole),

@@ -97,8 +97,8 @@ impl Runner {
         self.phase = phase;
     }
 
-    /// Changes the direction and the engine's settings, over the same files and memory. With a GPU, a new engine does one
-    /// round at once: it registers its slots with the driver, and no counted round should include that.
+    /// Changes the direction and the engine's settings, over the same files and memory. With a GPU, a new engine does
+    /// one round at once: it registers its slots with the driver, and no counted round should include that.
     ///
     /// # Errors
     /// A refusal of the engine. `Usage` if the workload validates, since its contents would be needed later, or is

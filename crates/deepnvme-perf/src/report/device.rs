@@ -143,8 +143,8 @@ fn generation(text: &str) -> Option<u32> {
     known.iter().chain(&newer).find(|(speed, _)| *speed == transfers).map(|(_, generation)| *generation)
 }
 
-/// Returns the bandwidth of a lane. Generations 1 and 2 encode 8 bits in 10, later ones 128 in 130. The frames of generation 6
-/// and later are not counted.
+/// Returns the bandwidth of a lane. Generations 1 and 2 encode 8 bits in 10, later ones 128 in 130. The frames of
+/// generation 6 and later are not counted.
 fn lane_bytes_per_s(generation: u32) -> u64 {
     match generation {
         1 => 250_000_000,

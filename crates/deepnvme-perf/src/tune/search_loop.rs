@@ -67,8 +67,8 @@ fn starting_point(space: &SearchSpace) -> Config {
     Config { backend, gds: space.gds, ..Config::default() }
 }
 
-/// Compares the finalists of both directions in turn. The score is the product of their speeds relative to the best of each
-/// direction. Chooses the smallest of the settings that are as good as the best. After an interruption, keeps the
+/// Compares the finalists of both directions in turn. The score is the product of their speeds relative to the best of
+/// each direction. Chooses the smallest of the settings that are as good as the best. After an interruption, keeps the
 /// choice of the first direction.
 fn choose_for_both(
     searches: &[(Direction, SearchResult)],

@@ -14,7 +14,8 @@
 //! | `objects_left_at_release` | objects that the last release of a context destroyed |
 //! | `violations` | the violations of `fake_driver_violations` |
 //!
-//! `call_log.rs` lists the points inside functions that can fail; `live` below has the kinds of objects that are counted.
+//! `call_log.rs` lists the points inside functions that can fail; `live` below has the kinds of objects that are
+//! counted.
 
 use std::ffi::c_char;
 

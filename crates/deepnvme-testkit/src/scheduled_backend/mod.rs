@@ -1,5 +1,5 @@
-//! A backend with a seeded schedule, over real files whose writes and syncs are recorded. `deepnvme-simulation` simulates
-//! the whole file system instead, with its names and metadata.
+//! A backend with a seeded schedule, over real files whose writes and syncs are recorded. `deepnvme-simulation`
+//! simulates the whole file system instead, with its names and metadata.
 //!
 //! [`ScheduledBackend`] decides when an op takes effect and in which order completions are returned. Time is counted in
 //! calls of `reap`, so nothing sleeps and every schedule is reproducible. A [`SimDevice`] performs the ops, for example

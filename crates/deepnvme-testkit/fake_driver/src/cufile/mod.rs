@@ -11,8 +11,8 @@
 //! | `batch` | batches, whose entries complete late and in any order |
 //! | `queued` | transfers that are ops of a stream |
 //!
-//! Stricter than the library: the driver must be open, a context of the memory's device must be current, and host memory must
-//! be registered with the driver.
+//! Stricter than the library: the driver must be open, a context of the memory's device must be current, and host
+//! memory must be registered with the driver.
 
 mod abi;
 mod batch;
