@@ -6,8 +6,7 @@
 //!
 //! | moment | code | octaves below the scale | zero |
 //! |---|---|---|---|
-//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none, unless the scale is below
-//! 2^-95 |
+//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none for scales from 2^-95 |
 //! | [`Sign::Signed`], gradients | the sign, then 127 is the magnitude of the scale, ... | 16 | 0 |
 //!
 //! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of
