@@ -31,7 +31,7 @@ FOREIGN = re.compile(
 )
 # Comments for the tests that run the blocks of a page.
 MARKER = re.compile(r"^<!-- *(?:setup|skip|process)\b.*?-->\n", re.MULTILINE | re.DOTALL)
-# In a picture by itself; within a page, the theme decides.
+# Only a picture by itself needs its style. Within a page, the theme sets the colour.
 STYLE = re.compile(r"<style>.*?</style>\n?", re.DOTALL)
 
 
@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Refuse a page that loads anything from another host."""
+    """Refuse a page that loads a script, picture, frame or style sheet from another host."""
     if found := FOREIGN.search(output):
         raise ValueError(f"{page.file.src_uri} loads {found[0]}: the site must be readable offline")
     return output

@@ -1,8 +1,8 @@
 """Run Python scripts in forks of a process that has imported what they need. Standard library only.
 
-A new interpreter takes 2 to 6 s of processor time to import torch or transformers; a fork has them. Each script gets
-its own process, folder, environment and output. A test of imports, of variables that an import reads, or of the end of
-a process needs a new interpreter.
+A new interpreter takes 2 to 6 s of processor time to import torch or transformers; a fork already has them. Each script
+gets its own process, folder, environment and output. A test of imports, of variables that an import reads, or of the
+end of a process needs a new interpreter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# What an import reads of the environment.
+# The environment variables that imports read.
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
 
 SERVER = """
@@ -91,7 +91,7 @@ class ForkedPython:
     """A process that forks for each script.
 
     Args:
-        modules: what it imports, unless a module's package is not installed.
+        modules: to import. A module whose package is not installed is left out.
     """
 
     def __init__(self, *modules: str) -> None:
@@ -114,7 +114,7 @@ class ForkedPython:
         stderr: Path,
         seconds: int,
     ) -> int:
-        """Start a script, which is killed after some seconds. Its output is appended to files. Returns its process."""
+        """Start a script, which is killed after some seconds. Its output is appended to files. Returns its pid."""
         paths = {"folder": folder, "stdout": stdout, "stderr": stderr}
         request: dict[str, Any] = {name: str(path.absolute()) for name, path in paths.items()}
         request |= {"arguments": [str(script.absolute()), *arguments], "environment": environment, "seconds": seconds}
@@ -126,7 +126,7 @@ class ForkedPython:
         return status, seconds
 
     def close(self) -> None:
-        """End it."""
+        """End the process. Scripts that still run go on."""
         self._process.kill()
         self._process.communicate()
 

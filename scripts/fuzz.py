@@ -1,7 +1,8 @@
 """Run each fuzz target for some time: ``make fuzz``, or ``python scripts/fuzz.py [TARGET ...]``.
 
 ``FUZZ_SECONDS`` is the time for each target (default 60). The stable toolchain instruments the code; cargo-fuzz and a
-nightly compiler are not needed. A finding ends the run with status 1. Its input stays in ``fuzz/artifacts``.
+nightly compiler are not needed. A finding ends its target, and the others still run. The exit status is then 1, and the
+input stays in ``fuzz/artifacts``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "fuzz"
-# Instrumentation that libFuzzer reads: edges taken, and operands compared.
+# Instrumentation that libFuzzer reads (edges taken, and operands compared), and checks of assertions and overflows.
 FLAGS = [
     "--cfg=fuzzing",
     "-Cpasses=sancov-module",

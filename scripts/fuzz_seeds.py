@@ -44,7 +44,7 @@ def write(target: str, name: str, content: bytes | str) -> None:
 
 
 def saved(scratch: Path) -> None:
-    """Save the same states with torch and with deepnvme."""
+    """Save four states with torch, and contiguous copies of one of them with deepnvme."""
     torch.manual_seed(1)
     model = torch.nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters())
@@ -304,7 +304,7 @@ def pickle_attacks() -> None:
 
 
 def sums_attacks() -> None:
-    """Write false checksums."""
+    """Write malformed lists of checksums."""
     good: dict[str, Any] = {"version": 1, "algorithm": "crc-64/nvme", "cell_bytes": 1 << 20}
     for name, records in {
         "none": {}, "short": {"a": "0" * 15}, "upper": {"a": "ABCDEF0123456789" * 3}, "wide": {"a": "é" * 8},

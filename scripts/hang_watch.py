@@ -1,8 +1,8 @@
 """Stop hanging tests and show where they hang. Pytest hooks that python/tests/conftest.py imports.
 
-After CHILDREN_S, the processes that the test started are killed: first by SIGABRT, upon which Python processes dump
-the stacks of their threads, then by SIGKILL. A test that waits for a process or its output then fails, and the next one
-begins.
+After CHILDREN_S, all processes that tests of this run started are killed: first by SIGABRT, upon which Python processes
+dump the stacks of their threads, then by SIGKILL. A test that waits for a process or its output then fails, and the
+next one begins.
 
 After SELF_S, pytest itself is aborted and dumps its stacks. Standard library and pytest only.
 """
@@ -109,7 +109,7 @@ def descendants(parent: int) -> set[int]:
 
 
 def describe(pid: int) -> str:
-    """Describe a process: its command, and the system calls of its threads."""
+    """Describe a process: its command, and the kernel functions in which its threads wait."""
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:200]
         waits = [wait.read_text() or "running" for wait in Path(f"/proc/{pid}/task").glob("*/wchan")]

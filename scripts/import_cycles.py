@@ -2,9 +2,9 @@
 
     python scripts/import_cycles.py
 
-Each output line is one cycle: files that depend on each other, directly or indirectly, or neighbours in a folder (files
-or sub-folders) of which each contains files that depend on the other. A mere re-export is not a dependency, nor is the
-module in a visibility. Exit status 1 if there is any cycle.
+Each output line but the last is one cycle: files that depend on each other, directly or indirectly, or neighbours in a
+folder (files or sub-folders), each of which contains files that depend on the other. The last line is the number of
+cycles. A mere re-export is not a dependency, nor is the module in a visibility. Exit status 1 if there is any cycle.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Crate:
     def _resolve(
         self, module: Module, path: list[str], seen: frozenset[tuple[Module, str]] = frozenset()
     ) -> Module | None:
-        """Find the file that defines something."""
+        """Find the file that defines a path's item; none for an item of another crate."""
         start = self._start(module, path)
         if start is None:
             return None
@@ -122,7 +122,7 @@ def parts(inner: str) -> Iterator[str]:
 
 
 def crate_texts(src: Path) -> dict[Module, str]:
-    """Read the files of a crate without tests, comments and string literals."""
+    """Read the files of a crate without binaries, tests, comments and string literals."""
     found = {}
     for path in sorted(src.rglob("*.rs")):
         names = list(path.relative_to(src).with_suffix("").parts)
@@ -153,7 +153,7 @@ def python_dependencies(package: Path) -> Dependencies:
 
 
 def imported(node: ast.AST) -> Iterator[str]:
-    """Return the full names of all imports, also inside functions."""
+    """Yield the full names of all imports, also inside functions, except those for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue

@@ -15,7 +15,7 @@ from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 BLUE, GREEN, ORANGE, GREY = "#4a90d9", "#4caf7a", "#e0903a", "#8a8f98"
-# A file by itself, outside of a page that sets the colour.
+# The colour of a file by itself, outside of a page that sets it.
 STYLE = "<style>:root { color: #24292f } @media (prefers-color-scheme: dark) { :root { color: #e6e6e6 } }</style>"
 
 
@@ -94,7 +94,7 @@ def byte_path() -> Picture:
 
 
 def memory_bound() -> Picture:
-    """Show the shares of the memory that streaming and offloading have."""
+    """Show how streaming, offloading and the swapper divide their memory."""
     picture = Picture(760, 300, "How streaming and offloading divide the memory that they are given")
     rows = (
         (

@@ -2,8 +2,8 @@
 
     python scripts/prose.py [PATH ...]
 
-The rules are in docs/contributing/style.md. Without paths, it checks all files that git tracks. A finding
-ends with exit status 1.
+The rules are in docs/contributing/style.md. Without paths, it checks all Rust, Python and Markdown files that git
+tracks. A finding ends with exit status 1.
 """
 
 from __future__ import annotations

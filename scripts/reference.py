@@ -52,7 +52,7 @@ def command_line() -> str:
 
 def help_of(command: list[str]) -> str:
     """Return the help of a command, without blanks at the ends of lines."""
-    # `ds_io` and `ds_nvme_tune` are DeepSpeed's programs, with its options.
+    # Another width, or colours, would change the page.
     plain = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
     done = subprocess.run(
         [sys.executable, "-m", "deepnvme", *command, "--help"], check=True, capture_output=True, text=True, env=plain

@@ -1,6 +1,6 @@
 """Read the facts of a release from texts and archives: versions, ELF requirements, contents. Standard library only.
 
-`release_check.py` runs the tools; this module judges their output, so tests need no build.
+`release_steps.py` runs the tools; this module judges their output, so tests need no build.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ _CODE = (".rs", ".toml", ".py")
 
 
 def add(wheel: Path, cargo_home: Path) -> None:
-    """Add the licences of the crates that the wheel's SBOM lists. `ValueError`: a crate has none."""
+    """Add the licences of the crates that the wheel's SBOM lists.
+
+    `ValueError`: a crate has none, or METADATA does not name LICENSE exactly once.
+    """
     sbom = json.loads(release_wheel.read(wheel, "*.cyclonedx.json")[1])
     name, metadata = release_wheel.read(wheel, "*.dist-info/METADATA")
     licence = b"License-File: LICENSE\n"

@@ -55,7 +55,7 @@ def rewrite_sbom(wheel: Path, root: Path) -> None:
 
 
 def leaks(archive: zipfile.ZipFile, folders: Iterable[Path]) -> Iterator[str]:
-    """Yield each file of a wheel that contains the path of a folder, with the text around it."""
+    """Yield each file of a wheel that contains the path of a folder, with the text from there on."""
     wanted = [os.fsencode(folder) for folder in folders]
     for entry in archive.infolist():
         content = archive.read(entry)

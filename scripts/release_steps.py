@@ -26,7 +26,7 @@ RUST_TARGET = "{machine}-unknown-linux-gnu"
 MANYLINUX = "manylinux_2_28"
 OLDEST_PYTHON = "3.10"
 NEWER_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
-# Tests that need no torch: torch under emulation would take hours.
+# Some of the tests that need no torch: torch under emulation would take hours.
 EMULATED_TESTS = (
     "arguments",
     "await",
@@ -144,7 +144,7 @@ def version(_: Release) -> str:
 
 
 def tag(release: Release) -> str:
-    """Compare the tag, and check what only a published release needs."""
+    """Compare the tag, and check the date and the addresses, which only a published release needs."""
     number, date = release_version()
     faults = facts.tag_faults(release.tag or f"v{number}", number, date, project().get("urls", {}))
     if release.tag is None:
@@ -170,7 +170,10 @@ def aarch64_wheel(release: Release) -> str:
 
 
 def build(release: Release, machine: str) -> str:
-    """Build one wheel with maturin, which checks it against the manylinux policy."""
+    """Build one wheel with maturin, which checks it against the manylinux policy.
+
+    Then take the folders of this machine out of its SBOM, and add the licences of its crates.
+    """
     for old in release.dist.glob(f"*_{machine}.whl"):
         old.unlink()
     command: list[str | Path] = [release.tool("maturin"), "build", "--release", "--locked", "--zig"]
@@ -325,7 +328,7 @@ def oldest_glibc(release: Release) -> str:
 
 
 def aarch64_tests(release: Release) -> str:
-    """Run the tests that need no torch on aarch64, in a container or in a folder. qemu emulates the processor."""
+    """Run the tests of EMULATED_TESTS on aarch64, in a container or in a folder. qemu emulates the processor."""
     path = release.wheel("aarch64")
     without_docker = systems.docker_lacks("linux/arm64")
     folder = folder_for_aarch64(release, without_docker) if without_docker else None
@@ -348,7 +351,7 @@ def aarch64_tests(release: Release) -> str:
 
 
 def folder_for_aarch64(release: Release, without_docker: str) -> Path:
-    """Return the folder with Debian for aarch64, and with the packages of the tests in it."""
+    """Prepare and return a folder with Debian for aarch64, and with the packages of the tests."""
     if lacking := systems.folder_lacks():
         raise Skipped(f"{without_docker}; without it: {lacking}")
     folder = release.folder / "aarch64"
@@ -404,7 +407,7 @@ def find_python(number: str) -> Path | None:
 
 
 def is_python(path: str, number: str) -> bool:
-    """Whether this interpreter starts and has that version: pyenv's shims exist for others."""
+    """Whether this interpreter starts, has ensurepip and that version. pyenv's shims also exist for other versions."""
     program = "import ensurepip, sys; print('%d.%d' % sys.version_info[:2])"
     try:
         started = subprocess.run([path, "-c", program], capture_output=True, text=True, check=False)
@@ -414,7 +417,7 @@ def is_python(path: str, number: str) -> bool:
 
 
 def readelf(what: str, path: str) -> str:
-    """Return what readelf says about an ELF file."""
+    """Return readelf's output for an ELF file."""
     command = ["readelf", "--wide", what, path]
     return subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}).stdout
 

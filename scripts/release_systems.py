@@ -51,7 +51,7 @@ def docker_lacks(platform: str) -> str | None:
 
 
 def in_container(platform: str, project: Path, dist: Path, program: str) -> list[str | Path]:
-    """Return the command that runs a program in the oldest supported system. It can read the project only."""
+    """Return the command that runs a program in the oldest supported system. The project is read-only there."""
     mounts: list[str | Path] = ["--volume", f"{project}:/project:ro", "--volume", f"{dist}:/dist:ro"]
     return ["docker", "run", "--rm", "--platform", platform, *mounts, OLDEST_IMAGE, "sh", "-ec", program]
 
@@ -77,7 +77,7 @@ def unpack(folder: Path) -> list[list[str | Path]]:
 
 
 def in_folder(folder: Path, project: Path, dist: Path, program: str) -> list[str | Path]:
-    """Return the command that runs a program in the system of a folder. It can read the project only."""
+    """Return the command that runs a program in the system of a folder. The project is read-only there."""
     handler = f":{QEMU}:M::{_MAGIC}:{_MASK}:{shutil.which(QEMU)}:F"
     namespaces = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"]
     return ["unshare", *namespaces, "sh", "-ec", _ENTER, "sh", folder, handler, project, dist, program]

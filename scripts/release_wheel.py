@@ -18,7 +18,7 @@ def read(wheel: Path, pattern: str) -> tuple[str, bytes]:
 
 
 def replace(wheel: Path, changed: Mapping[str, bytes]) -> None:
-    """Replace files of a wheel, and add those that it lacks. All others keep their bytes, and old ones their dates."""
+    """Replace files of a wheel, add those that it lacks, and update RECORD. Other files keep their bytes."""
     new = wheel.with_suffix(".new")
     with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as made:
         entries = old.infolist()

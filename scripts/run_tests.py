@@ -8,7 +8,7 @@ priority, so that deadlines hold. The output is shown suite by suite, to avoid m
 due. The name `python` selects all suites whose names begin with it.
 
 A suite without output for SILENCE_S is considered hanging and is killed. Failures are listed again at the end, with the
-last lines of killed suites, so that the end of the log suffices.
+last lines of suites that crashed, were killed or name no failure, so that the end of the log suffices.
 
 The last line is the total, `N passed, M failed, K skipped`. It is also written to target/test-total.txt. A suite counts
 as at least one failed test if its command fails or if it ran no test, so that a broken run cannot look like a good one.
@@ -60,7 +60,7 @@ class Suite:
 
 
 PYTEST = [sys.executable, "-m", "pytest", "-v"]
-# The tests of state, about half of the time of all.
+# The tests of state take about half of the time of all Python tests.
 STATE = [f"python/tests/{name}" for name in ("checkpoint", "offload", "optim", "stream", "swap", "training")]
 SIMULATED = {"RUSTFLAGS": "--cfg simulated", "CARGO_TARGET_DIR": "target/simulated"}
 LOOM_PACKAGES = [f"--package=deepnvme-{name}" for name in ("mem", "io", "swap")]
@@ -90,7 +90,10 @@ class Ended:
     cpu_s: float
 
     def failures(self) -> list[str]:
-        """Return the lines that name failures, or the last lines if there are none."""
+        """Return the lines that name failures.
+
+        The last lines are added if a signal ended the suite, or if no line names a failure.
+        """
         named = [line for line in self.lines if CARGO_FAILED.match(line) or PYTEST_FAILED.match(line)]
         if self.status == 0:
             return []
@@ -99,7 +102,7 @@ class Ended:
         return named + self.lines[self.first_of_last() :][:LAST_LINES]
 
     def first_of_last(self) -> int:
-        """Return the index of the line before the crash, or that of the first of the last lines."""
+        """Return the index of the first line to show: three before the first crash, or near the last LAST_LINES."""
         last = max(len(self.lines) - LAST_LINES, 0)
         crashes = (index for index, line in enumerate(self.lines) if CRASH.match(line))
         return max(min(next(crashes, last) - 3, last), 0)

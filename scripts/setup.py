@@ -53,7 +53,7 @@ COMMA_SEPARATED = {"UV_FIND_LINKS"}
 
 
 def main(arguments: list[str]) -> int:
-    """Run the requested action. The exit status is that of the tool."""
+    """Run the requested action. Return the exit status of the tool, or 2 for a usage error."""
     alone = {"venv": make_venv, "wheel": build_wheel, "docs": make_docs_venv}
     if len(arguments) == 1 and arguments[0] in alone:
         return alone[arguments[0]]()
@@ -125,7 +125,7 @@ def extra(name: str) -> list[str]:
 
 
 def pip() -> list[str]:
-    """Run the pip of `.venv/`."""
+    """Return the command of the pip of `.venv/`."""
     return [str(PYTHON), "-m", "pip", "--disable-pip-version-check"]
 
 

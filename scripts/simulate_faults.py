@@ -2,10 +2,10 @@
 
     python scripts/simulate_faults.py [NAME ...]
 
-Each fault is a patch in crates/deepnvme-simulation/faults. It is applied to a copy of the tracked files. Three numbers
-are printed: the seeds until the fault's own scenario fails, the seeds until any scenario fails, and how many of a
-thousand seeds fail. They are the seeds that `make test` runs: a fault that none of them finds is a failure. Standard
-library only.
+Each fault is a patch in crates/deepnvme-simulation/faults. It is applied to a copy of all files that git does not
+ignore. Three numbers are printed: the seeds until the fault's own scenario fails, the seeds until any scenario fails,
+and how many of a thousand seeds fail. They are the seeds that `make test` runs: a fault that none of them finds is a
+failure. Standard library only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def copy_tree(copy: Path) -> None:
 
 
 def scenario_of(patch: Path) -> str:
-    """Return the scenario that must find the fault. The patch is named after it."""
+    """Return the scenario that should find the fault. The patch's name begins with it."""
     return patch.stem.split("-")[0]
 
 
@@ -68,7 +68,7 @@ def build_with(patch: Path, copy: Path) -> None:
 
 
 def failing(*options: str) -> list[int]:
-    """Run the thousand seeds. Return those that failed."""
+    """Run the thousand seeds, or until the first failure without `--keep-going`. Return those that failed."""
     run = [str(BUILD / "debug" / "simulate"), "--seeds", str(SEEDS), *options]
     answer = subprocess.run(run, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=False)
     return sorted(int(seed) for seed, _ in FOUND.findall(answer.stdout))

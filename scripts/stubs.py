@@ -59,7 +59,7 @@ def found(nodes: list[ast.stmt], owner: Any) -> Iterator[tuple[Documented, Any]]
 
 
 def replace(lines: list[str], node: Documented, text: str) -> None:
-    """Replace the docstring of a class or function, or its empty body, by another docstring."""
+    """Replace the docstring of a class or function, or its empty body, by another docstring, or add one."""
     indent = " " * node.col_offset + INDENT
     first = node.body[0]
     assert first.end_lineno is not None

@@ -1,6 +1,6 @@
 """Count the tests in the output of cargo and pytest. Standard library only.
 
-A Rust test that cannot run here writes `skipped: reason` to stderr past the harness, and is moved from passed to
+A Rust test that cannot run here writes `skipped: TEST: reason` to stderr past the harness, and is moved from passed to
 skipped.
 """
 

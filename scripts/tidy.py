@@ -2,10 +2,11 @@
 
     python scripts/tidy.py
 
-Each finding is one line, `path:line: what is wrong`. Exit status 1 for any finding except warnings. The rules:
-dependencies between crates, unsafe code only in certain folders and with a SAFETY sentence that states why it is
-sound, module docs in every Rust file, names and metadata of files accessed in one place only, threads started in one
-place only, workspace lints in every crate, file length, private paths, and relative links in Markdown.
+Each finding is one line, `path:line: what is wrong`, or `Cargo.toml: what is wrong` for a dependency. Exit status 1 for
+any finding except warnings. The rules: dependencies between crates, unsafe code only in certain folders and with a
+SAFETY sentence that states why it is sound, module docs in every Rust file, names and metadata of files accessed in one
+place only, threads started in one place only, workspace lints in every crate, file length, private paths, and relative
+links in Markdown.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ FILE_SYSTEM_IMPLEMENTATIONS = (
 FILE_SYSTEM_CALL = re.compile(
     r"\b(?:std|rustix|unix)::fs\b|\bfile_type\(\)|\.(?:exists|is_dir|is_file|is_symlink|metadata|read_dir|read_link|canonicalize)\(\)"
 )
-# Only `start_thread` starts threads, since it reports why it cannot. Crates below it have their own places.
+# Only `start_thread` starts threads, since it reports why a thread cannot start. Crates below it have their own places.
 THREADS_STARTED_IN = (
     "crates/deepnvme-io/src/start.rs",
     "crates/deepnvme-optim/src/thread_pool.rs",
@@ -233,7 +234,7 @@ def lies_below(path: str, pattern: str) -> bool:
 def check_length(path: str, text: str) -> Iterator[str]:
     """Check file length: long files are warnings, very long ones failures."""
     count = text.count("\n")
-    # Most lines of the stub file are docstrings that a script writes.
+    # The stub file (.pyi) is left out: most of its lines are docstrings that a script writes.
     if path.endswith((".rs", ".py")) and count > LONG_LINES:
         end = " (failure)" if count > TOO_LONG_LINES else ""
         yield f"{path}:1: {count} lines, of at most {TOO_LONG_LINES if end else LONG_LINES}{end}"

@@ -1,4 +1,4 @@
-"""Use the installed package, in an environment that has nothing else. `release_check.py` runs this file with `-I`.
+"""Use the installed package, in an environment without torch. `release_check.py` runs this file with `-I`.
 
 The last line of its output says what it ran on. Exit status 1 and a traceback if something does not work.
 """
@@ -23,7 +23,7 @@ NBYTES = (3 << 20) + 77
 
 
 def main() -> int:
-    """Write and read a file with every entry point that needs no other package."""
+    """Write and read a file, and run the report of the command. None of them needs another package."""
     assert importlib.util.find_spec("torch") is None, "torch is installed: this environment proves nothing"
     data = bytes(index * 7 % 251 for index in range(NBYTES))
     again = bytearray(NBYTES)

@@ -2,12 +2,12 @@
 
     python scripts/valgrind.py [BINARY ...]
 
-These are the crates with unsafe code. Every invalid access, use of uninitialised memory and definite leak fails the
-run.
+Both crates have unsafe code that runs without a GPU and without Python. Every invalid access, use of uninitialised
+memory and definite leak fails the run.
 
 Valgrind runs one thread at a time, and version 3.19 does not know that io_uring_enter can block. A thread that waits in
-it for another thread waits forever. So there are two passes: all tests with io_uring refused, as on a hardened kernel,
-and then with io_uring those tests of its backend that wait only for the disk, one at a time.
+it for another thread waits forever. So all tests run with io_uring refused, as on a hardened kernel. Those tests of its
+backend that wait only for the disk run once more with io_uring, one at a time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ EPERM = 1
 
 
 def main(names: list[str]) -> int:
-    """Build, run each binary, and list excluded tests. Exit status 1 if valgrind found something."""
+    """Build, run each binary, and list excluded tests. Exit status 1 if valgrind found something, or a test failed."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         print("skipped: valgrind is not installed; the memory check of mem and io did not run")
@@ -101,7 +101,7 @@ class Check:
         )
 
     def has_ended(self) -> bool:
-        """Whether it has ended, by itself or by timeout."""
+        """Whether it has ended. A check that takes longer than LIMIT_S is killed."""
         if self.process.poll() is None and time.monotonic() - self.begin > LIMIT_S:
             self.process.kill()
             self.process.wait()
@@ -109,7 +109,10 @@ class Check:
         return self.process.poll() is not None
 
     def show(self) -> bool:
-        """Show its output without harmless warnings. Return whether valgrind found nothing."""
+        """Show its output without harmless warnings.
+
+        Return whether valgrind found nothing, and the tests passed in time.
+        """
         self.output.seek(0)
         said = HARMLESS.sub("", self.output.read().decode(errors="replace")).strip()
         print(f"valgrind {self.name}\n{said}\n[{time.monotonic() - self.begin:.0f} s]\n", flush=True)
@@ -117,7 +120,7 @@ class Check:
 
 
 def run(checks: list[Check]) -> list[str]:
-    """Run all, one per processor, since each runs one thread at a time. Return those with findings."""
+    """Run all, one per processor, since each runs one thread at a time. Return the names of those with findings."""
     waiting = [*checks]
     running: list[Check] = []
     failed: list[str] = []

@@ -81,14 +81,14 @@ def measure(model: str, state: State, place: Place, results: Results) -> None:
 
 
 def _save_small(line: list[Tool], folder: Path) -> dict[str, Path]:
-    """Save a small state with each tool; by file suffix."""
+    """Save a small state with each tool. Returns the paths by file suffix."""
     _remove(folder)
     folder.mkdir()
     paths = {}
     for one in line:
         if one.saves and not isinstance(one, Fio | FioAsMuchMemory):
             path = folder / f"state{one.suffix}"
-            # Who cannot save it is left out where the large one is saved.
+            # A tool that cannot save it is left out where the large one is saved.
             with contextlib.suppress(Exception):
                 one.save({"a": torch.arange(1000)}, path)
                 paths[one.suffix] = path

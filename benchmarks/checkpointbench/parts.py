@@ -38,7 +38,7 @@ _SMALL_ONLY = "small pages only"
 
 @dataclass
 class Cost:
-    """What a piece of work took."""
+    """The cost of a piece of work."""
 
     wall_s: float
     system_s: float
@@ -49,7 +49,7 @@ class Cost:
 
 
 def cost(work: Callable[[], object]) -> Cost:
-    """Do some work and say what it took; what it made is let go of afterwards."""
+    """Do some work and return its cost. The result of the work is released afterwards."""
     gc.collect()
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     made = work()

@@ -1,7 +1,7 @@
 """``python -m checkpointbench.ram``: save to and load from a folder in memory, without a disk as the limit.
 
-The reference is a copy of the state in memory with one thread per processor: into existing tensors, and into new
-ones as a load does. Rounds alternate; ratios are taken within them.
+The reference is a copy of the state in memory with the same number of threads: into existing tensors, and into new
+ones as a load does. Each round has all actions in turn; ratios are taken within the rounds.
 """
 
 from __future__ import annotations

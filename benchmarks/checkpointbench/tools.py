@@ -35,11 +35,11 @@ class Tool:
         raise NotOffered("it only saves")
 
     def close(self) -> None:
-        """Let go of what a load has left."""
+        """Release the memory that a load has left."""
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or all files of a folder, to the disk, and their names."""
+    """Bring a file, or all files of a folder, to the disk, and the name of the file or folder."""
     files = [entry for entry in path.rglob("*") if entry.is_file()] if path.is_dir() else [path]
     for file in [*files, path.parent]:
         descriptor = os.open(file, os.O_RDONLY)

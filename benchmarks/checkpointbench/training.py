@@ -55,7 +55,7 @@ class Loop:
 
 
 def block(loop: Loop, way: str, checkpointer: deepnvme.Checkpointer) -> float:
-    """Take some steps; seconds for each."""
+    """Take some steps. Returns the mean seconds of a step, including the end of its saves."""
     began = time.perf_counter()
     with ExitStack() as stack:
         if way == "overlapped":
@@ -64,7 +64,7 @@ def block(loop: Loop, way: str, checkpointer: deepnvme.Checkpointer) -> float:
             loop.step()
             if way != "not saved":
                 checkpointer.save(loop.number, loop.state())
-    # Who saves in the background is not done before the last file is.
+    # Saves in the background count until the last file is complete.
     checkpointer.wait()
     return (time.perf_counter() - began) / STEPS
 

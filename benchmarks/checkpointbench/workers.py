@@ -66,24 +66,24 @@ def _stretches(loaded: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a child is to do."""
+    """The work of a child."""
 
     name: str
     """The name of the tool; empty to only touch memory."""
     path: str
-    """What it loads."""
+    """The file to load."""
     small: str
-    """What it loads before that."""
+    """The small file to load before that."""
     size: int
     """Bytes of the tensors."""
     expected: dict[str, int] | None = None
     """The CRC-32 of each tensor, where they are to be compared."""
     environment: dict[str, str] = field(default_factory=dict)
-    """What is said to it by variables."""
+    """Its environment variables, in addition to those of its parent."""
 
 
 class Workers:
-    """The process that has the children, as its user sees it."""
+    """A handle of the process whose children load."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "checkpointbench.workers"]
@@ -98,7 +98,7 @@ class Workers:
 
         Raises:
             NotOffered: the tool cannot.
-            RuntimeError: it failed, or what it loaded is not what was saved.
+            RuntimeError: it failed, or it loaded other bytes than were saved.
         """
         answer = self._ask(job)
         if "not_offered" in answer:
@@ -148,7 +148,7 @@ def _child(job: Job) -> dict[str, Any]:
 
 
 def _in_a_child(work: Callable[[], dict[str, Any]]) -> str:
-    """Fork; what the child answers, or how it ended."""
+    """Do the work in a forked child. Returns its answer, or how it ended, as JSON."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

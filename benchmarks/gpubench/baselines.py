@@ -201,7 +201,7 @@ def _load_libkvikio() -> None:
 
 
 class Fio(Tool):
-    """fio from and to its own few MiB of host memory: the disk's own limit."""
+    """fio from and to at most 64 MiB of its own host memory: the disk's own limit."""
 
     name = "fio, host memory"
     group: Group = "fio"

@@ -170,7 +170,7 @@ def checkpoint(place: Place, row: Row, pace: Pace) -> Row:
     training = Training(place)
     saved = 0
 
-    def once(one: Saver, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+    def once(one: Saver, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
         nonlocal saved
         if is_first:
             one.open(training)

@@ -1,4 +1,4 @@
-"""The harness's interface to a GPU. Only this module uses ``torch.cuda``."""
+"""The harness's interface to a GPU. Of the modules that run rows, only this one uses ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class RealGpu:
 
 
 def _driver_facts() -> dict[str, object]:
-    """Ask nvidia-smi for what torch does not know; without it, nothing."""
+    """Return the facts that only nvidia-smi knows; none without it."""
     wanted = ("driver_version", "pcie.link.gen.max", "pcie.link.width.max")
     command = ["nvidia-smi", f"--query-gpu={','.join(wanted)}", "--format=csv,noheader", "--id=0"]
     try:

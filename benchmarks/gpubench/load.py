@@ -26,7 +26,7 @@ def load(place: Place, row: Row, pace: Pace) -> Row:
     # Archives keep shared storages, and tensors of a real model have their own.
     deepnvme.save({name: tensor.clone() for name, tensor in model.items()}, paths[".pt"], progress=False)
 
-    def once(one: Loader, is_first: bool) -> Sample:  # noqa: FBT001 - one of two rounds
+    def once(one: Loader, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
         path = paths[one.suffix]
         make_cold(path, row)
 

@@ -41,7 +41,7 @@ class DeepnvmePt(Deepnvme):
 
 
 class TorchLoad(Loader):
-    """``torch.load`` of the archive, without pages of the file in memory."""
+    """``torch.load`` of the archive, without a memory map of the file."""
 
     name = "torch.load, .pt"
     suffix = ".pt"
@@ -133,7 +133,7 @@ class Runai(Loader):
         self._make: Any = SafetensorsStreamer
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
-        """See the base: what it yields on the host is brought to the GPU, as SGLang and vLLM do."""
+        """See the base. Tensors that the streamer yields on the host go to the GPU, as in SGLang and vLLM."""
         device = self.place.gpu.device
         with self._make() as streamer:
             streamer.stream_file(str(path), device=device)

@@ -27,7 +27,7 @@ _COMPARED_EACH = 477
 #: The memory of state on disk is the state's size divided by this.
 _MEMORY_PART = 3
 _CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
-# Equal up to the last bits: on Intel's processors torch takes square roots with MKL, which may round otherwise.
+# Equal up to the last bits: builds of torch with MKL take square roots with it, which may round otherwise.
 _SAME: dict[str, Any] = {"rtol": 2**-21, "atol": 1e-8}
 
 

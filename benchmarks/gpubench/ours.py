@@ -49,7 +49,7 @@ class Gds(Bounce):
 
 
 class ToHost(Bounce):
-    """The same from and to pinned memory of the host: what the disk gives to this engine."""
+    """The same from and to pinned memory of the host: the speed of the disk with this engine."""
 
     name = TO_HOST
     group: Group = "host"

@@ -76,7 +76,7 @@ def lines(row: Row) -> list[Line]:
 
 
 def ratio(one: list[Sample] | None, other: list[Sample] | None) -> float | None:
-    """How many times as fast the first is as the second."""
+    """Return how many times as fast the first is as the second."""
     if not one or not other:
         return None
     return median(theirs.wall_s / mine.wall_s for mine, theirs in zip(one, other, strict=False))
@@ -104,7 +104,7 @@ def _outcome(row: Row, host: Row | None) -> Outcome:
 
 
 def _disk_speed(line: Line) -> float:
-    """Bytes from the disk, where the row counts other bytes."""
+    """Return the speed from the disk, even if the row counts other bytes."""
     return line.extra.get("read_gb_per_s", line.gb_per_s)
 
 

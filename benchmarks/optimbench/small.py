@@ -45,7 +45,7 @@ def parameters(count: int, dtype: torch.dtype) -> list[torch.nn.Parameter]:
 
 
 def tools(scratch: str, memory: str, threads: int) -> dict[str, Make]:
-    """Return what makes each optimizer."""
+    """Return the function that makes each optimizer."""
     from deepnvme import optim  # noqa: PLC0415
 
     ours: dict[str, Any] = {"threads": threads}

@@ -25,7 +25,7 @@ class NotOffered(Exception):
 
 
 class Tensors:
-    """What a round's steps change, somewhere in memory. Pages are there before the first step."""
+    """The tensors of a round, somewhere in memory. Pages are there before the first step."""
 
     def __init__(self, weights: torch.Tensor, grad: torch.Tensor) -> None:
         self.weights = torch.nn.Parameter(weights.clone())
@@ -39,12 +39,12 @@ class Tensors:
 
     @cached_property
     def copy(self) -> torch.Tensor:
-        """Where weights go as bf16."""
+        """The copy of the weights as bf16."""
         return self.weights.detach().bfloat16()
 
     @cached_property
     def short_moments(self) -> list[torch.Tensor]:
-        """As bf16."""
+        """The moments as bf16."""
         return [moment.bfloat16() for moment in self.moments]
 
     @cached_property
@@ -56,7 +56,7 @@ class Tensors:
 
 @dataclass(frozen=True)
 class Tool:
-    """A name, and what makes its step with those tensors and so many threads."""
+    """A name, and the function that makes its step for given tensors and a number of threads."""
 
     name: str
     make: Callable[[Tensors, int], Step]
@@ -130,7 +130,7 @@ def _deepspeed(tensors: Tensors, threads: int) -> Step:
     except Exception as error:  # a compiler that is missing, a header, a version
         raise NotOffered(f"cpu_adam cannot be built here: {error}") from error
     torch.set_num_threads(threads)
-    # Decoupled weight decay; no word about itself.
+    # With decoupled weight decay, and without a log.
     op.create_adam(0, _LR, 0.9, 0.999, 1e-8, 1e-2, True, False)  # noqa: FBT003
     weights, step = tensors.weights.detach(), 0
 
@@ -147,7 +147,7 @@ OURS = "deepnvme"
 
 
 def rows() -> list[Row]:
-    """All rows. Ratios are of the one that is named like :data:`OURS`."""
+    """Return all rows. Ratios compare each tool with the one that is named :data:`OURS`."""
     return [
         Row(
             "fp32",

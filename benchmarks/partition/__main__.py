@@ -87,7 +87,7 @@ def plan(model: Model, writers: list[int]) -> list[dict[str, Any]]:
 
 
 def state_of(model: Model) -> tuple[dict[str, Any], mmap.mmap]:
-    """Return a state of that model whose tensors have no memory yet, and what they are views of."""
+    """Return a state of that model whose tensors have no memory yet, and the mapping that they are views of."""
     shapes = list(model.shapes())
     found = sum(math.prod(shape) for _, shape in shapes)
     if found != model.parameters:

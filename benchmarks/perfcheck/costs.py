@@ -1,8 +1,9 @@
 """``python -m perfcheck.costs``: what a gigabyte costs, for deepnvme and its peers.
 
-Counted for each operation: system calls, page faults, bytes that were copied for each byte that was moved, seconds
-of processor. Each runs in a process of its own, on a cold file, twice: once measured, once with its system calls
-counted by strace. Counts of calls and faults hardly depend on the machine; times do.
+Counted for each operation: system calls, page faults, bytes copied for each byte moved, seconds of processor, and
+for deepnvme the engine's requests and ops. Each runs in processes of its own, on a cold file: measured in
+``--rounds`` of them, and once more with its system calls counted by strace. Counts of calls and faults hardly
+depend on the machine; times do.
 """
 
 from __future__ import annotations
@@ -108,7 +109,10 @@ def measure(operation: str, tool: str, folder: Path, rounds: int) -> dict[str, A
 
 
 def fio_costs(direction: str, folder: Path) -> dict[str, Any]:
-    """Return the costs of fio's process, with its start: a few thousand calls and faults."""
+    """Return the costs of fio's process, with its start, which makes a few thousand calls.
+
+    Its page faults are not counted.
+    """
     job = [f"--rw={direction}", f"--filename={folder / 'raw'}", f"--size={COUNT * ELEMENTS * 4}"]
     subprocess.run([*_FIO, *job], check=True, capture_output=True)
     before = os.times()

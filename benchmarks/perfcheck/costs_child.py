@@ -28,7 +28,7 @@ COUNT, ELEMENTS = 64, 4 << 20  # 64 tensors of 16 MiB
 
 
 def state() -> dict[str, torch.Tensor]:
-    """Return what is saved and loaded: random floats."""
+    """Return the tensors to save and load: random floats."""
     generator = torch.Generator().manual_seed(1)
     return {f"layers.{i}.weight": torch.randn(ELEMENTS, generator=generator) for i in range(COUNT)}
 

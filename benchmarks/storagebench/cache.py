@@ -1,4 +1,4 @@
-"""Drops files from the page cache before a read, and checks that no page is left."""
+"""Drops files from the page cache before a read, and checks by probes that no page is left."""
 
 from __future__ import annotations
 

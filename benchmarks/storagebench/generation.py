@@ -8,7 +8,7 @@ import torch
 
 
 def generate(model: Any, ids: torch.Tensor, new_tokens: int) -> torch.Tensor:  # noqa: ANN401
-    """Generate exactly ``new_tokens`` tokens greedily. Returns the prompts and what follows them."""
+    """Generate exactly ``new_tokens`` tokens greedily. Returns the prompts with the generated tokens."""
     made: torch.Tensor = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),

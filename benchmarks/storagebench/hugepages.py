@@ -21,7 +21,7 @@ _MEMINFO = Path("/proc/meminfo")
 def reserved(size: int) -> Iterator[bool]:
     """Reserve huge pages of `size` bytes, and yield whether that succeeded.
 
-    Without root, or if memory is too fragmented, nothing is changed.
+    Without root, nothing is changed. If memory is too fragmented, fewer pages are reserved until the end.
     """
     try:
         before = _COUNT.read_text(encoding="ascii")

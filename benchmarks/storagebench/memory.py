@@ -12,7 +12,7 @@ _CAP_IPC_LOCK = 14
 
 
 def pinned(size: int) -> torch.Tensor:
-    """Return page-aligned, pinned memory: deepnvme's, or an anonymous mapping where it is not installed."""
+    """Return pinned memory of deepnvme, or where it is not installed a page-aligned mapping that is not pinned."""
     try:
         import deepnvme  # noqa: PLC0415
     except ImportError:

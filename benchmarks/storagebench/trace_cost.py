@@ -1,6 +1,6 @@
 """``python -m storagebench.trace_cost``: the cost of recording a trace, by 4 KiB calls with and without it in turn.
 
-The file is in memory, so that only the calls are measured. Each process measures both with its own engine.
+The file is in memory, so that only the calls are measured. One engine measures both.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 @dataclass
 class Meeting:
-    """Everybody, each in a process of its own, and the disk that they share."""
+    """All tools, each in a process of its own, and the disk that they share."""
 
     line: list[Tool]
     setting: Setting
@@ -42,7 +42,7 @@ class Meeting:
     def measure(self, row: Row) -> None:
         """Run all rounds of one row: one that is not counted, then as many as were asked for."""
         for index in range(self.rounds + 1):
-            # Prompts are others in each round. It begins with the model in memory, which all are compared with.
+            # Each round has other prompts, and begins with the model in memory, with which all others are compared.
             job = replace(row.job, seed=row.job.seed + index)
             expected: list[int] = []
             for one in [self.line[0], *order(self.line[1:], index)]:
@@ -68,7 +68,7 @@ class Meeting:
         child = self.children[one.name]
         try:
             child.open()
-            # Earlier rows, and opening, have left the disk nothing to do.
+            # Let the disk finish the work of earlier rows and of opening.
             self.quiet.wait()
             answer = child.generate(job)
         finally:
@@ -127,7 +127,7 @@ def main() -> int:
     scratch = (arguments.scratch / "stream").absolute()
     made = _make_model(scratch / "model", arguments.mb * 1_000_000)
     dtype: torch.dtype = getattr(torch, arguments.dtype)
-    # A quarter of what the model has in memory.
+    # A quarter of the model's size in memory.
     setting = Setting(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
     rows: list[Row] = []
     line = [one for one in all_tools() if one.name not in arguments.without.split(";")]

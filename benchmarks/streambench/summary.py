@@ -64,17 +64,17 @@ class Line:
     cpu_s_per_token: float
     peak_mb: float
     grown_mb: float
-    """Of that, what was not there before the model was opened."""
+    """Of that, the part that came after the model was opened."""
     of_roofline: float | None
-    """The roofline's seconds by those of a step."""
+    """The roofline's seconds, divided by those of a step."""
     ours_beside: float | None
-    """How many times as many tokens for each second ours makes, by the step."""
+    """Our tokens per second of a step, divided by this tool's."""
     ours_beside_in_all: float | None
-    """The same with the prompt's step."""
+    """The same over all steps, with the prompt's."""
 
 
 def lines(row: Row) -> list[Line]:
-    """Sum a row up, the quickest step first."""
+    """Summarise a row, the quickest step first."""
     return [_line(row, name) for name in row.names()]
 
 
@@ -108,7 +108,7 @@ def _line(row: Row, name: str) -> Line:
 
 
 def verdicts(row: Row) -> list[dict[str, Any]]:
-    """Judge what was to be reached, for each baseline that reads from disk."""
+    """Judge the targets, for each baseline that reads from disk."""
     found = lines(row)
     mine = [line for line in found if line.name == OURS]
     if not mine:

@@ -28,20 +28,20 @@ _PREFETCH_ELEMENTS = 100_000_000
 
 @dataclass(frozen=True)
 class Setting:
-    """What a tool is given."""
+    """The setting of a tool."""
 
     model: Path
     """A folder as Hugging Face lays it out."""
     memory: int
     """Bytes that weights may take."""
     scratch: Path
-    """A folder for what a tool writes before it can begin."""
+    """A folder for the files that a tool writes before it can begin."""
     dtype: torch.dtype = torch.bfloat16
     """The dtype of the computation. The files have bf16."""
 
     @property
     def offload(self) -> Path:
-        """Where accelerate has what it cannot read from the model's own files."""
+        """The folder of weights that accelerate cannot read from the model's own files."""
         return self.scratch / "offload"
 
 
@@ -53,12 +53,12 @@ class Tool:
 
     name = ""
     group: Group = "orientation"
-    #: Reads by the page cache, which is dropped before each step.
+    #: Reads through the page cache. The model's files are dropped from it before each step.
     is_cached = False
-    #: Its process ends with its turn: it keeps pages of the model's files, which nobody's dropping drops, or memory
-    #: for all of the model, which others' page cache may need.
+    #: Its process ends with its turn. Otherwise it would keep mapped pages of the model's files, which cannot be
+    #: dropped, or memory for the whole model, which the page cache of other tools may need.
     ends_with_turn = False
-    #: Its weights are those of the model, to the last bit, and so must be what it generates.
+    #: Its weights are those of the model to the last bit, so it must generate the same tokens.
     is_exact = True
 
     def open(self, setting: Setting) -> Any:
@@ -66,7 +66,7 @@ class Tool:
         raise NotOffered("nobody generates here")
 
     def settings(self) -> dict[str, Any]:
-        """Tell what was chosen, for the record."""
+        """Return the chosen settings, for the record."""
         return {}
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:
@@ -75,7 +75,7 @@ class Tool:
 
 
 class InMemory(Tool):
-    """``from_pretrained``: the mark for computing, and for what is generated."""
+    """``from_pretrained``: the reference for computing time and for the generated tokens."""
 
     name = "in memory"
     group = "memory"
@@ -84,7 +84,7 @@ class InMemory(Tool):
     def open(self, setting: Setting) -> Any:
         """See the base."""
         model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
-        # What from_pretrained gives are pages of the files, which are read when they are first touched.
+        # The parameters of from_pretrained are mapped pages of the files, which are read when first touched.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
         return model
@@ -126,7 +126,7 @@ class DeepnvmePacked(Deepnvme):
 
     Args:
         name: of the tool.
-        dtype: what ``pack`` is told.
+        dtype: the ``--dtype`` of ``pack``.
     """
 
     group = "packed"
@@ -159,9 +159,9 @@ class Accelerate(Tool):
 
     Args:
         name: of the tool.
-        keeps_layers: not the map that ``"auto"`` gives, which fills memory from the first module on, and so with
-            embeddings, of which a step needs a few rows; but as many layers as fit beside the largest module.
-        is_cached: the page cache is dropped before each step.
+        keeps_layers: keep as many layers as fit beside the largest module. Otherwise ``"auto"`` fills memory from
+            the first module on, and so with embeddings, of which a step needs a few rows.
+        is_cached: drop the files from the page cache before each step.
     """
 
     ends_with_turn = True
@@ -267,11 +267,11 @@ def prepare_deepspeed() -> None:
     """Have DeepSpeed's ops compiled, and this process as the only one of its group.
 
     Raises:
-        NotOffered: it cannot be had here, and why.
+        NotOffered: DeepSpeed does not run here.
     """
     from storagebench.tools import deepspeed_op  # noqa: PLC0415
 
-    # None of the group's talk leaves the process; the port is any that is free.
+    # The group's messages stay in this process. The port is any free one.
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.environ.update(alone)
     try:

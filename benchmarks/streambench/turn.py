@@ -21,9 +21,9 @@ _STATUS, _CLEAR, _IO = Path("/proc/self/status"), Path("/proc/self/clear_refs"),
 
 @dataclass(frozen=True)
 class Turn:
-    """What one generation took.
+    """The cost of one generation.
 
-    A step ends with the model's call; what ``generate`` does between calls is in it.
+    A step ends with a call of the model, and includes the work of ``generate`` before that call.
     """
 
     prompt_s: float
@@ -35,9 +35,9 @@ class Turn:
     cpu_s: float
     """Of all threads, in all steps."""
     step_bytes: float
-    """Read from the disk in a step but the first, median."""
+    """Bytes read from the disk in each step after the first: the median."""
     tokens: int
-    """That were generated."""
+    """The number of generated tokens."""
     batch: int
     peak_bytes: int
     """Resident memory at its highest, all in: Python, torch, activations, and pages of mapped files."""
@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass
 class _Mark:
-    """What had been spent when a step ended."""
+    """The time, processor seconds and bytes read at the end of a step, or the cost of dropping the page cache."""
 
     at: float
     cpu_s: float
@@ -77,11 +77,11 @@ class _Mark:
 
 
 class Watch:
-    """Looks at each call of a model.
+    """Measures each call of a model.
 
     Args:
         model: calls are counted from now on.
-        files: are dropped from the page cache before each call; none for who does not read by it.
+        files: dropped from the page cache before each call; none for a tool that does not read through it.
     """
 
     def __init__(self, model: Any, files: list[Path]) -> None:
@@ -90,13 +90,13 @@ class Watch:
         self.dropped: list[_Mark] = []
         self.cached = 0.0
         self._handles = [
-            # Before all hooks that were there: those of who streams must find the files cold.
+            # Before all other hooks: those of a streaming tool must find the files cold.
             model.register_forward_pre_hook(self._begin, prepend=True),
             model.register_forward_hook(self._end),
         ]
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         for handle in self._handles:
             handle.remove()
 
@@ -111,7 +111,7 @@ class Watch:
         self.marks.append(_mark())
 
     def steps(self) -> list[_Mark]:
-        """Tell what each call took."""
+        """Return the cost of each call."""
         pairs = zip(self.marks, self.marks[1:], self.dropped, strict=False)
         return [_Mark(b.at - a.at - d.at, b.cpu_s - a.cpu_s - d.cpu_s, b.read - a.read) for a, b, d in pairs]
 
@@ -129,7 +129,7 @@ def _field(path: Path, name: str) -> int:
 
 
 def _drop(files: list[Path]) -> float:
-    """Drop these files alone: others on the machine keep what they have in the page cache."""
+    """Drop these files alone: other programs keep their pages. Returns the share of probed pages that stayed."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -140,21 +140,21 @@ def _drop(files: list[Path]) -> float:
 
 
 def resident_bytes(field: str = "VmRSS") -> int:
-    """Tell how much memory the process has (``VmHWM``: has had)."""
+    """Return the resident memory of the process (``VmHWM``: its peak)."""
     return _field(_STATUS, field) * 1024
 
 
 def take(
     model: Any, ids: torch.Tensor, new_tokens: int, files: list[Path], start_bytes: int
 ) -> tuple[Turn, list[int]]:
-    """Generate greedily; give what it took, and all tokens of the batch in a row.
+    """Generate greedily. Returns the cost, and the generated tokens of the whole batch in one list.
 
     Args:
         model: of transformers.
         ids: the prompts.
         new_tokens: for each of them.
         files: to be made cold before each step.
-        start_bytes: what the process had before the model was opened.
+        start_bytes: resident memory before the model was opened.
     """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)

@@ -42,7 +42,7 @@ _COLD_SHARE = 0.95
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of it."""
+    """The result of a job."""
 
     turn: Turn
     generated: list[int]
@@ -51,11 +51,11 @@ class Answer:
 
 
 class Child:
-    """The process of a tool, as its user sees it.
+    """A handle of a tool's process.
 
     Args:
         name: of the tool.
-        setting: what it is given.
+        setting: of the tool.
     """
 
     def __init__(self, name: str, setting: Setting) -> None:
@@ -122,7 +122,7 @@ class _Serving:
         """Open the model unless it is open, and generate."""
         one: Tool = self._one
         if self._model is None:
-            # Libraries are no part of what a model takes.
+            # Libraries do not count as memory of the model.
             __import__("transformers.models.llama.modeling_llama")
             self._start_bytes = resident_bytes()
             self._model = one.open(self._setting)

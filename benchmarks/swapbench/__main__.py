@@ -67,7 +67,7 @@ def open_swapper(chosen: argparse.Namespace, scratch: Path) -> deepnvme.Swapper:
 
 
 def state(chosen: argparse.Namespace, key: str) -> torch.Tensor:
-    """Make what is put under a key: bytes that no disk can make fewer."""
+    """Return the tensor of a key: random bytes, which no disk can compress."""
     generator = torch.Generator().manual_seed(int(key))
     return torch.randint(-(1 << 31), 1 << 31, (chosen.item_mib << 18,), dtype=torch.int32, generator=generator)
 
@@ -106,7 +106,7 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
 
 
 def report(measured: dict[str, Any]) -> float:
-    """Print what came out; the ratio."""
+    """Print the results. Returns the ratio."""
     ours, theirs = measured["ours"], measured["theirs"]
     ratios = [one["bytes_per_s"] / other for one, other in zip(ours, theirs, strict=True)]
     for name, speeds in (("deepnvme", [one["bytes_per_s"] for one in ours]), (measured["best"], theirs)):

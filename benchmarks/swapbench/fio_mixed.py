@@ -27,15 +27,15 @@ class Mixed:
     """One fio job."""
 
     setting: FioSetting
-    """With buffers in huge pages, as the swapper's memory is, where there are such."""
+    """Its buffers are in huge pages, like the swapper's memory, if there are any."""
 
     def __str__(self) -> str:
         return f"fio randrw {self.setting}"
 
     def run(self, path: Path, nbytes: int, *, read_percent: int = 50) -> float:
-        """Read and write that many bytes of a file that is there; bytes in a second, of both together.
+        """Read and write this many bytes of an existing file. Returns the bytes per second of both together.
 
-        Without a sync in the end, as what is compared with has none.
+        There is no sync at the end, as in the work that it is compared with.
         """
         command = [
             "fio",
@@ -74,7 +74,7 @@ def lay_out(path: Path, nbytes: int) -> None:
 
 
 def best_of_fio(path: Path, nbytes: int, quiet: DiskIdleProbe, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
-    """Try some settings; the best, and how fast each was."""
+    """Try some settings. Returns the best, and the speed of each."""
     lay_out(path, nbytes)
     speeds: dict[Mixed, float] = {}
     settings = [FioSetting(engine, _BLOCK_BYTES, depth, is_huge) for engine in ENGINES for depth in DEPTHS]

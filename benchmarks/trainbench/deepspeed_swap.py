@@ -20,7 +20,7 @@ from trainbench.tensors import LR, WEIGHT_DECAY, gradients, shapes, weights
 
 # Below it, the swappers leave state in memory.
 _GROUP_MIN = 1 << 18
-# Three tensors come, three are changed, three go.
+# Three tensors are read, three changed and three written at a time.
 _BUFFERS = 9
 
 
@@ -92,7 +92,7 @@ class Pipelined(Stepper):
             self._flats.append(flat)
             # ZeRO casts gradients in the backward pass.
             self._slopes.append(slope.float())
-            # ZeRO's, which has memory only while it is swapped in; an optimizer wants a leaf.
+            # ZeRO's master weights, which have memory only while they are swapped in. An optimizer requires a leaf.
             master = torch.empty(0, requires_grad=True)
             master.ds_id = str(index)  # type: ignore[attr-defined]
             self._masters.append(master)
@@ -118,7 +118,7 @@ class Pipelined(Stepper):
             master.grad = None
 
     def _begin(self, _index: int, master: torch.Tensor) -> None:
-        """Have moments, where ZeRO makes a step without gradients for that."""
+        """Create the moments. ZeRO makes a step without gradients for that."""
         step: Any = 0 if self._kernel == "cpu_adam" else torch.tensor(0.0)
         moments = {name: torch.zeros(master.numel()) for name in ("exp_avg", "exp_avg_sq")}
         self._optimizer.state[master] = {"step": step, **moments}

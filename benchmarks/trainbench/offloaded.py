@@ -11,21 +11,21 @@ import torch
 from trainbench.tensors import weights
 from trainbench.workers import Reply, took
 
-# Of each batch entry.
+# Tokens of each batch entry.
 TOKENS = 8
 _LR = 1e-2
 
 
 @dataclass(frozen=True)
 class Size:
-    """Blocks of 12 times the width squared."""
+    """A number of blocks, each with 12 times the width squared parameters."""
 
     width: int
     blocks: int
 
     @property
     def parameter_bytes(self) -> int:
-        """About, in fp32."""
+        """The approximate bytes of all parameters in fp32."""
         return self.blocks * 12 * self.width * self.width * 4
 
 
@@ -68,7 +68,7 @@ def _model(size: Size) -> Model:
 
 
 class Trained:
-    """One training run; answers the workers's requests."""
+    """One training run, which serves the requests of its worker."""
 
     _offloading: Any = None
 
@@ -90,7 +90,7 @@ class Trained:
             self._offloading = deepnvme.offload_parameters(self._model, **where)
             self._offloading.attach(self._optimizer, in_backward=setting["in_backward"])
         self._generator = torch.Generator().manual_seed(2)
-        # The first is where the order is learnt, in the second it is known.
+        # The first step learns the order of the parameters. From the second on it is known.
         losses = [self._step() for _ in range(3)]
         self._settle()
         return {"losses": losses, "parameter_bytes": sum(one.nbytes for one in self._model.parameters())}
@@ -104,7 +104,7 @@ class Trained:
         return float(loss)
 
     def _settle(self) -> None:
-        """Write what a step leaves for the time of the next one."""
+        """Write the changes that a step leaves to be written during the next one."""
         if self._offloading is not None:
             self._offloading._swapper.flush()  # noqa: SLF001
 
@@ -115,7 +115,7 @@ class Trained:
         return {name: float(getattr(stats, name)) for name in ("bytes_read", "bytes_written", "stalled_s", "waits")}
 
     def close(self) -> Reply:
-        """Nothing: its process ends with its row."""
+        """Do nothing: the process ends with its row."""
         return {}
 
     def turn(self, steps: int) -> Reply:

@@ -1,4 +1,4 @@
-"""Alternating rounds: the tool that has parameters and gradients in memory is alone on the machine."""
+"""Alternating rounds. Only one tool at a time has parameters and gradients in memory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Row:
     setting: dict[str, Any]
     answers: dict[str, list[Reply]] = field(default_factory=dict)
     fio: list[float] = field(default_factory=list)
-    """Bytes in a second, in each round."""
+    """Bytes per second, in each round."""
     left_out: dict[str, str] = field(default_factory=dict)
     trials: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     checks: dict[str, Reply] = field(default_factory=dict)
@@ -66,11 +66,11 @@ class Bench:
     is_quick: bool
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
-    """Without tensors, but for the one whose turn it is."""
+    """The processes. Only the one whose turn it is has tensors."""
 
     @property
     def file(self) -> Path:
-        """What fio reads and writes."""
+        """The file that fio reads and writes."""
         return self.scratch / "mixed"
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class Bench:
             tell(row, name, f"left out: {error}")
 
     def _check(self, row: Row, name: str) -> None:
-        """Have every element of a few compared."""
+        """Compare every element of a small set of parameters."""
         setting = self._setting(_CHECKED_ELEMENTS, is_short=row.setting["is_short"])
         answer = self._turn(name, replace(setting, options={"sub_group": _CHECKED_GROUP}), is_timed=False)
         row.checks[name] = {key: answer[key] for key in ("is_equal", "difference", "probes")}
@@ -147,7 +147,7 @@ class Bench:
         try:
             child.open(asdict(replace(setting, folder=str(folder))))
             if is_timed:
-                # Putting state on disk has left that nothing to do.
+                # Let the disk finish writing the state.
                 self._wait()
             answer = child.turn(self.steps)
         finally:
@@ -230,7 +230,7 @@ def _same(found: dict[str, Reply]) -> None:
 
 
 def _compare_counts(answer: Reply) -> None:
-    """Hold what we say that we moved against what the kernel has counted."""
+    """Compare the bytes that deepnvme counts with those that the kernel counts."""
     own = answer["own"]
     if not own:
         return
@@ -240,5 +240,5 @@ def _compare_counts(answer: Reply) -> None:
 
 
 def tell(row: Row, name: str, text: str) -> None:
-    """Say how it goes."""
+    """Print the progress."""
     print(f"{row.key:16} {name:24} {text}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ from trainbench.tensors import LR, WEIGHT_DECAY, gradients, shapes, weights
 
 @dataclass(frozen=True)
 class Setting:
-    """What a tool is given."""
+    """The setting of a tool."""
 
     folder: str
     elements: int
@@ -23,11 +23,11 @@ class Setting:
     is_short: bool = False
     """Parameters are of bf16, and their fp32 master weights are state, too."""
     options: dict[str, int] = field(default_factory=dict)
-    """What a trial has found for it."""
+    """The options that trials have found."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of parameters."""
+        """The dtype of the parameters."""
         return torch.bfloat16 if self.is_short else torch.float32
 
     @property
@@ -42,7 +42,7 @@ class Stepper:
     name = ""
     #: Printed after the name: the state on disk, its transfer, and the end of the timing.
     contract = ""
-    #: Reads by the page cache, which is emptied before each step.
+    #: Reads through the page cache. Its file is dropped from it before each step.
     is_cached = False
     #: Settings that are tried before the rounds; the quickest is taken.
     trials: tuple[dict[str, int], ...] = ()
@@ -73,17 +73,17 @@ class Stepper:
         return []
 
     def rest(self) -> None:
-        """Do what must not count as a step, between two turns."""
+        """Do the work between steps that must not count."""
 
     def close(self) -> None:
-        """Do away with the state on disk."""
+        """Remove the state on disk."""
 
     def settings(self) -> dict[str, Any]:
-        """Tell what was chosen, for the record."""
+        """Return the chosen settings, for the record."""
         return {**self.setting.options, "contract": self.contract}
 
     def counted(self) -> dict[str, float]:
-        """Tell what it counts itself, since it was opened."""
+        """Return the tool's own counts since it was opened."""
         return {}
 
 
@@ -141,7 +141,7 @@ class Deepnvme(Plain):
         self._optimizer.step()
 
     def settle(self) -> None:
-        """Write what a step leaves for the time of the next one."""
+        """Write the changes that a step leaves to be written during the next one."""
         self._optimizer._store.swapper.flush()  # noqa: SLF001
 
     def close(self) -> None:

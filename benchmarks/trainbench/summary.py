@@ -25,18 +25,18 @@ class Line:
     """Read and written, as the kernel counts it."""
     gb_per_s: float
     of_floor: float | None
-    """The seconds in which fio moves as many bytes, by those of a step."""
+    """The seconds in which fio moves as many bytes, divided by those of a step."""
     ours_beside: float | None
-    """Its step's seconds by ours."""
+    """The seconds of its step, divided by ours."""
     ours_beside_for_bytes: float | None
     """The same for each byte that is moved."""
     cpu_s_per_gb: float
     is_equal: bool
-    """To torch's optimizer as it comes, to the last bit."""
+    """Whether its parameters equal those of torch's optimizer to the last bit."""
 
 
 def step_s(reply: Reply) -> float:
-    """Seconds of a step."""
+    """Return the seconds of a step."""
     return float(reply["took_s"]) / float(reply["steps"])
 
 
@@ -104,7 +104,7 @@ def _own(reply: Reply) -> float:
 
 
 def verdicts(row: Row) -> list[dict[str, Any]]:
-    """Judge what was to be reached."""
+    """Judge the targets."""
     if row.key.startswith("offload"):
         measured = offload(row)["rooflines"] if OURS in row.answers else None
         return [_verdict(row, "seconds of a step by those of the roofline", _ROOFLINES, measured, is_most=True)]

@@ -22,7 +22,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class TensorNvme(Plain):
-    """Reads and writes by the page cache, which is emptied before each step, outside of the clock."""
+    """Reads and writes through the page cache. Its file is dropped from it before each step, outside the timing."""
 
     name = "TensorNVMe"
     contract = "moments on disk, by the page cache; cold before each step; a step ends with an fsync"

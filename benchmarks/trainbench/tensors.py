@@ -11,7 +11,7 @@ LR, WEIGHT_DECAY = 1e-3, 0.01
 # Random numbers are made once and repeated. A prime, so that no two parameters have the same.
 _NUMBERS = 16_777_259
 _WIDTHS = (2048, 1024, 512, 256, 128, 64)
-# A width is taken that makes so many blocks, or more.
+# The largest width with at least this many blocks is taken.
 _BLOCKS_MIN = 8
 # About so many elements are compared with torch's; of fewer, all of them.
 _PROBES = 1 << 20
@@ -71,7 +71,7 @@ def rate(step: int) -> float:
 
 
 def _probe(flats: Iterable[torch.Tensor], elements: int) -> torch.Tensor:
-    """Take every so manieth element of all, in order."""
+    """Return every n-th element of all tensors, in order."""
     stride = max(1, elements // _PROBES) | 1
 
     def parts() -> Iterator[torch.Tensor]:
@@ -85,7 +85,7 @@ def _probe(flats: Iterable[torch.Tensor], elements: int) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison with torch has found."""
+    """The result of a comparison with torch."""
 
     is_equal: bool
     """To the last bit."""
@@ -96,7 +96,7 @@ class Verdict:
 
 
 class Reference:
-    """Some elements, which ``torch.optim.AdamW`` steps as it comes.
+    """Some elements, which the plain loop of ``torch.optim.AdamW`` steps.
 
     Args:
         parameters: flat, before the first step.
@@ -115,7 +115,7 @@ class Reference:
         )
 
     def compare(self, parameters: Iterable[torch.Tensor], steps: int) -> Verdict:
-        """Catch up to that many steps, and look how parameters differ."""
+        """Step the reference to this many steps, and compare."""
         while self._steps < steps:
             self._optimizer.param_groups[0]["lr"] = rate(self._steps)
             self._optimizer.step()

@@ -39,12 +39,12 @@ class Served(Protocol):
 
 
 class Child:
-    """A process that trains, as its user sees it.
+    """A handle of a process that trains.
 
     Args:
         kind: which sort of tool, ``steps`` or ``offloaded``.
         name: of the tool.
-        log: where what it says goes.
+        log: the file for its standard error.
     """
 
     def __init__(self, kind: str, name: str, log: Path) -> None:
@@ -56,7 +56,7 @@ class Child:
         self._log = log
 
     def open(self, setting: dict[str, Any]) -> Reply:
-        """Have it make ready; JSON-ready.
+        """Have it prepare a setting. Returns its reply.
 
         Raises:
             NotOffered: the tool cannot, and why.
@@ -73,7 +73,7 @@ class Child:
         return self._ask({"turn": steps})
 
     def let_go(self) -> bool:
-        """Have it let go of its tensors; whether it did, or its process had better end."""
+        """Have it release its tensors. Returns whether it did; otherwise its process should end."""
         try:
             return bool(self._ask({"close": None})["resident_bytes"] < _IDLE_BYTES_MAX)
         except RuntimeError:
@@ -95,18 +95,18 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """End it; what it has on disk goes with it, or with its folder."""
+        """End the process. Its files go with it, or with its folder."""
         self._process.kill()
         self._process.wait()
 
 
 def took(before: tuple[float, ...], after: tuple[float, ...]) -> dict[str, float]:
-    """Name what was spent in between."""
+    """Return the costs between two readings, by name."""
     return {name: end - begin for name, begin, end in zip(_TOOK, before, after, strict=True)}
 
 
 class _Steps:
-    """A stepper with its tensors, and what torch's own optimizer makes of some of them."""
+    """A stepper with its tensors, and torch's optimizer over some of their elements."""
 
     def __init__(self, name: str) -> None:
         from trainbench.steppers import all_tools  # noqa: PLC0415
@@ -141,7 +141,7 @@ class _Steps:
         sums: dict[str, float] = dict.fromkeys(_TOOK, 0)
         gc.collect()
         gc.disable()
-        # Who reads by the page cache rests between steps, so that they are cold.
+        # A tool that reads through the page cache rests between steps, so that they are cold.
         for count in [1] * steps if one.is_cached else [steps]:
             one.rest()
             before = spent()

@@ -23,7 +23,7 @@ from weightbench.tools import EVERYBODY
 
 _FIO = "fio best"
 _FIO_64 = "fio, 64 MiB of memory"
-# So much memory fits no cache, which fio's best setting uses.
+# 64 MiB fit no processor cache. The memory of fio's best setting may fit.
 _SETTING_64 = fio.FioSetting("libaio", 1 << 20, 64, huge=True)
 
 
@@ -40,7 +40,10 @@ class Meeting:
     expected: dict[str, int] = field(default_factory=dict)
 
     def turn(self, name: str, *, is_counted: bool) -> None:
-        """Have one fill the model; the first time, every byte is compared with what the others made of it."""
+        """Have one tool fill the model.
+
+        In the uncounted round, every byte is compared with the result of the others.
+        """
         try:
             is_fio = name in {_FIO, _FIO_64}
             sample = self._fio(name) if is_fio else self._fill(name, is_compared=not is_counted)

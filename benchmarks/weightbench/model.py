@@ -32,7 +32,7 @@ def shapes(layers: int) -> Shapes:
 
 
 def write(folder: Path, layers: int, shard_bytes: int) -> int:
-    """Write the model in shards with an index; give the bytes of its weights."""
+    """Write the model in shards with an index. Returns the bytes of its weights."""
     from safetensors.torch import save_file  # noqa: PLC0415
 
     folder.mkdir(parents=True)
@@ -42,7 +42,7 @@ def write(folder: Path, layers: int, shard_bytes: int) -> int:
     total = 0
     for index, shard in enumerate(shards):
         name = f"model-{index + 1:05}-of-{len(shards):05}.safetensors"
-        # Bytes at random, which no disk can make fewer; the exponents are those of weights.
+        # Random bytes, which no disk can compress; the exponents are those of weights.
         state = {key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shard.items()}
         save_file(state, folder / name, metadata={"format": "pt"})
         weight_map.update(dict.fromkeys(state, name))

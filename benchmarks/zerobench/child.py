@@ -2,7 +2,8 @@
 
 Without arguments, compile DeepSpeed's Adam and exit.
 
-The reply is one line of JSON: seconds, processor seconds of all threads, bytes to and from the disk, the loss.
+The reply is one line of JSON: seconds of the step and of its forward and backward passes, processor seconds of all
+threads, bytes from and to the disk, the loss.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Block(torch.nn.Module):
         self.wide, self.narrow = torch.nn.Linear(WIDTH, 4 * WIDTH), torch.nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Look back, then think."""
+        """Return the output of the attention and the perceptron."""
         batch, length, _ = x.shape
         q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, 16, -1).permute(2, 0, 3, 1, 4)
         seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -141,7 +142,7 @@ def main() -> None:
     deepspeed = prepare(op)
     torch.manual_seed(1)
     settings = config(row, folder)
-    # Parameters that are fp32 on disk must be born there.
+    # Parameters that are on disk must be created there.
     with deepspeed.zero.Init(config_dict_or_path=settings, enabled=ROWS[row][0]):
         model = Model()
     engine, *_ = deepspeed.initialize(model=model, config=settings, model_parameters=list(model.parameters()))

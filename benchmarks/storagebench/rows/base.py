@@ -23,7 +23,7 @@ Unit = Literal["GB/s", "us", "reads/s"]
 
 @dataclass
 class Bench:
-    """What all rows share: the settings, the folder, and one large file in each tool's format."""
+    """The parts that all rows share: the settings, the folder, and one large file in each tool's format."""
 
     settings: Settings
     scratch: Path

@@ -64,7 +64,10 @@ class _LargeWrite(_Large):
         self._path().unlink(missing_ok=True)
 
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
-        """See the base; the old file is removed and the disk is quiet before the clock starts."""
+        """See the base.
+
+        Before the clock starts, the old file is removed unless it is written over, and pending writes end.
+        """
         source, path = self.memory_of(tool), self._path()
         data.stamp(source)
         if self.over_existing:

@@ -92,8 +92,8 @@ class FioJob(Tool):
 class FioAsMuchMemory(FioJob):
     """libaio with buffers as large as the tensor, so that its bytes end up in memory and not in a cache.
 
-    The other jobs reuse a few MiB, which may stay in a processor cache. That is faster than filling memory, and no
-    program can keep its tensors there.
+    The other jobs reuse much less memory, which may stay in a processor cache. That is faster than filling memory,
+    and no program can keep its tensors there.
     """
 
     NAME = "fio libaio, as much memory"

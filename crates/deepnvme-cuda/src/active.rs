@@ -1,6 +1,7 @@
 //! GPUs that this process uses already, found without loading or initialising the driver.
 //!
-//! A process without the driver pays for the question whether it has loaded other libraries.
+//! In a process without the driver, a call only checks whether the process has loaded more libraries since the last
+//! search.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -12,8 +13,8 @@ use crate::driver::Driver;
 use crate::error::SUCCESS;
 use crate::stream::RawStream;
 
-/// Returns the first GPU whose primary context exists, such as torch's once torch has used it. `None` if this process
-/// has not initialised the driver, or in a forked child of one that has. Creates no context.
+/// Returns the first GPU whose primary context exists, such as torch's once torch has used it. `None` if there is no
+/// such GPU, if this process has not initialised the driver, or in a forked child of one that has. Creates no context.
 #[must_use]
 pub fn active_device() -> Option<Arc<Device>> {
     let driver = Driver::initialised()?;
@@ -33,8 +34,8 @@ pub fn current_device() -> Option<u32> {
     if code == SUCCESS { u32::try_from(device).ok() } else { None }
 }
 
-/// Waits for all work of a stream of the GPU that is current on this thread. Ends at once if there is none, if the stream
-/// is being captured (what is captured does not run yet), or if its work has failed.
+/// Waits for all work of a stream of the GPU that is current on this thread. Ends at once if there is none, if the
+/// stream is being captured (what is captured does not run yet), or if its work has failed.
 pub fn wait_for_stream(stream: RawStream) {
     let Some(driver) = Driver::initialised() else { return };
     let _capture = RelaxedCapture::enter(driver);

@@ -10,7 +10,7 @@ const PAUSE_MIN: Duration = Duration::from_micros(1);
 const PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// Polls until the work is complete, with longer and longer pauses, at most 1 ms. It spins for as long as a small copy
-/// takes, then sleeps. A wait of 30 us makes at most 20 polls, and a wait of a second some 1,100.
+/// takes, then sleeps. A wait of 30 us makes at most 20 polls, and a wait of a second fewer than 1,100.
 ///
 /// Returns `false` if `limit` passes first.
 ///

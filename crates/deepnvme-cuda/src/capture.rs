@@ -37,8 +37,8 @@ impl Drop for RelaxedCapture {
     }
 }
 
-/// Sets the capture mode of this thread (`CUstreamCaptureMode`), and returns the previous one. `None` if this process has
-/// not initialised the driver, or the driver refuses.
+/// Sets the capture mode of this thread (`CUstreamCaptureMode`), and returns the previous one. `None` if this process
+/// has not initialised the driver, or the driver refuses.
 #[must_use]
 pub fn exchange_capture_mode(mode: i32) -> Option<i32> {
     exchange(Driver::initialised()?, mode)

@@ -1,4 +1,4 @@
-//! The error codes of cuFile (`CUfileOpError` in `cufile.h`) that have a text of their own.
+//! The error codes of cuFile (`CUfileOpError` in `cufile.h`) that `cufile::error` has a text for.
 
 pub(crate) const DRIVER_NOT_INITIALIZED: i32 = 5001;
 pub(crate) const DRIVER_VERSION_MISMATCH: i32 = 5004;

@@ -89,8 +89,8 @@ impl Device {
         self.driver.check("cuCtxPushCurrent", unsafe { (self.driver.functions.context_push)(self.context) })
     }
 
-    /// Makes the device current on a thread of the library. Returns the context that was current before,
-    /// if it was another's.
+    /// Makes the device current on a thread of the library. Returns the context that was current before, if it was a
+    /// different one.
     fn enter_own_thread(&self) -> Result<Option<Handle>> {
         let functions = &self.driver.functions;
         let own = OwnThread::Current { context: self.context.addr(), releases: RELEASES.load(Ordering::Relaxed) };
@@ -117,15 +117,15 @@ impl Device {
     }
 }
 
-/// Declares the current thread as one of the library. The last device stays current there, so that not every call enters
-/// and leaves a context.
+/// Declares the current thread as one of the library. The last device stays current there, so that not every call
+/// enters and leaves a context.
 pub fn own_this_thread() {
     if OWN_THREAD.get() == OwnThread::No {
         OWN_THREAD.set(OwnThread::Fresh);
     }
 }
 
-/// Whether a thread belongs to the library, and which context is current there.
+/// Whether a thread belongs to the library, and which context it entered last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum OwnThread {
     No,
@@ -170,7 +170,8 @@ enum Leave {
     /// Pops the context, then restores the capture mode.
     #[expect(dead_code, reason = "its drop restores the mode")]
     Pop(RelaxedCapture),
-    /// On a thread of the library: the device stays current, unless another one was.
+    /// On a thread of the library: the device stays current, unless another context was current before. That one is set
+    /// again.
     Restore(Option<Handle>),
 }
 
@@ -187,8 +188,8 @@ impl Drop for Current<'_> {
         match self.leave {
             Leave::Pop(_) => {
                 let mut popped = ptr::null_mut();
-                // SAFETY: the pointer is to a local value. The context to pop is this guard's: all callers of `enter` keep
-                // their guard in a local variable, so guards are dropped in reverse order.
+                // SAFETY: the pointer is to a local value. The context to pop is this guard's: all callers of `enter`
+                // keep their guard in a local variable, so guards are dropped in reverse order.
                 let _ = unsafe { (self.device.driver.functions.context_pop)(&raw mut popped) };
             }
             Leave::Restore(Some(before)) => {

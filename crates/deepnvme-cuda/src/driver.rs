@@ -79,8 +79,8 @@ functions! {
     event_query = b"cuEventQuery\0" (Handle);
 }
 
-/// The driver, once it is loaded. It is loaded without a lock: a lock that another thread held during a fork would block
-/// the child forever.
+/// The driver, once it is loaded. It is loaded without a lock: a lock that another thread held during a fork would
+/// block the child forever.
 static DRIVER: OnceBox<std::result::Result<Driver, Unavailable>> = OnceBox::new();
 
 /// `libraries_loaded()` at the last search that did not find the driver.
@@ -104,7 +104,8 @@ impl Driver {
         DRIVER.get_or_init(|| Box::new(Self::load())).as_ref().map_err(Clone::clone)
     }
 
-    /// Returns the driver if this process has initialised it, directly or through another library.
+    /// Returns the driver if this process has initialised it, directly or through another library. A forked child of
+    /// such a process may get it as well; its calls then fail.
     pub(crate) fn initialised() -> Option<&'static Self> {
         type Count = unsafe extern "C" fn(*mut c_int) -> c_int;
         if let Some(known) = DRIVER.get() {
@@ -148,7 +149,8 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Returns the supported version of CUDA: 1000 times the major version plus 10 times the minor version.
+    /// Returns the supported version of CUDA: 1000 times the major version plus 10 times the minor version; 0 if it is
+    /// unknown.
     #[must_use]
     pub fn version(&self) -> i32 {
         self.version

@@ -8,7 +8,7 @@ use crate::cufile_codes::GPU_MEMORY_PINNING_FAILED;
 /// The result of driver calls.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// The library is not available: the places searched and the loader's errors.
+/// The reason why a library is not available, such as the loader's errors for all places searched.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Unavailable {
     pub(crate) text: String,
@@ -21,7 +21,7 @@ impl Unavailable {
         Self { text, is_missing: false }
     }
 
-    /// Whether the library was not found. It may be found later, once the process has loaded others.
+    /// Whether the library could not be loaded. cuFile may be found later, once the process has loaded other libraries.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.is_missing

@@ -60,9 +60,9 @@ impl Event {
         if poll(limit, || self.query(driver))? { Ok(()) } else { Err(Error::timed_out("cuEventQuery", limit)) }
     }
 
-    /// Queries the event. Its device is current.
+    /// Queries the event. The caller has made its device current.
     fn query(&self, driver: &Driver) -> Result<bool> {
-        // SAFETY: the event is valid.
+        // SAFETY: this object keeps the event alive.
         match unsafe { (driver.functions.event_query)(self.0.handle()) } {
             SUCCESS => Ok(true),
             NOT_READY => Ok(false),

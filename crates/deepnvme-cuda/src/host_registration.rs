@@ -31,7 +31,7 @@ impl HostRegistration {
         let _current = device.enter()?;
         let start = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the bytes are mapped while `owner` lives, as the caller of `new` ensures. This object keeps the owner
-        // until it has unregistered them. The driver only pins them.
+        // until `drop` has unregistered them, which fails only without a working context. The driver only pins them.
         let code = unsafe { (driver.functions.host_register)(start, bytes, PORTABLE) };
         driver.check("cuMemHostRegister", code)?;
         Ok(Self { device: Arc::clone(device), address, _owner: owner })

@@ -1,17 +1,18 @@
 //! Safe handles for the CUDA driver and cuFile, loaded at run time.
 //!
-//! Nothing is linked. `library` finds the shared object on first use, `driver` loads its functions, and a machine without it
-//! gets an [`Unavailable`] that lists the places searched. Driver errors become an [`Error`] with the call, the code and the
-//! driver's text.
+//! Nothing is linked. `library` finds the shared object on first use, `driver` loads its functions, and a machine
+//! without it gets an [`Unavailable`] that lists the places searched. Driver errors become an [`Error`] with the call,
+//! the code and the driver's text.
 //!
 //! - [`Driver`]: the library and its version, once per process.
 //! - [`DeviceProperties`]: name, memory and PCI bus id of a GPU, without a context.
 //! - [`Device`]: a GPU with its primary context (the one that torch uses), retained while the value lives.
-//! - [`Stream`] and [`Event`]: ordered copies and their progress. [`RawStream`] is a stream of another library.
+//! - [`Stream`] and [`Event`]: ordered copies and their progress. [`RawStream`] is the handle of a stream, usually
+//!   another library's.
 //! - [`DeviceMemory`]: GPU memory allocated here.
 //! - [`HostRegistration`]: host memory that copies use without staging.
 //! - [`CuFile`]: GPUDirect Storage, transfers between disk and GPU without host memory. [`FileHandle`] and
-//!   [`BufferRegistration`] register files and buffers.
+//!   [`BufferRegistration`] register files and buffers, and [`Batch`] submits many transfers at once.
 //!
 //! Copies take addresses and are unsafe: the caller keeps both sides valid until an event reports completion.
 

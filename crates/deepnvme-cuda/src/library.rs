@@ -1,4 +1,5 @@
-//! Search for a shared object: the user's choice, libraries loaded in the process, the loader's path.
+//! Search for a shared object: the user's choice, or else libraries loaded in the process, the loader's path, and the
+//! folders of NVIDIA's Python packages.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -39,7 +40,8 @@ pub(crate) struct LibrarySearch {
     pub(crate) variable: &'static str,
     /// File names, best first.
     pub(crate) names: &'static [&'static str],
-    /// Whether to search the folders of NVIDIA's Python packages that this process loaded libraries from.
+    /// Whether to search the folders of NVIDIA's Python packages, if this process has loaded a library from one of
+    /// them.
     pub(crate) search_wheels: bool,
     /// The remedy if it is missing.
     pub(crate) remedy: &'static str,
@@ -95,8 +97,8 @@ impl LibrarySearch {
     }
 }
 
-/// Returns the folders of NVIDIA's Python packages that a memory map has libraries from, such as
-/// `.../nvidia/cu13/lib` and `.../nvidia/cufile/lib`. They are not on the loader's path.
+/// Returns the library folders of all of NVIDIA's Python packages, if a memory map has a library from one of them: for
+/// example `.../nvidia/cu13/lib` and `.../nvidia/cufile/lib`. They are not on the loader's path.
 fn folders_of_wheels(maps: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let paths = maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));

@@ -17,8 +17,8 @@ use crate::rows::Rows;
 /// Not synchronised with the default stream.
 const NON_BLOCKING: u32 = 1;
 
-/// A stream of another library, by its handle: torch's `stream.cuda_stream`; 0 or 1 the default stream, 2 the
-/// per-thread one.
+/// A stream by its handle, such as torch's `stream.cuda_stream`. 0 and 1 are the default stream, 2 is the per-thread
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct RawStream(usize);
 
@@ -62,7 +62,8 @@ impl RawStream {
         let code = unsafe { (driver.functions.stream_is_capturing)(self.handle(), &raw mut capture) };
         driver.check("cuStreamIsCapturing", code)?;
         if capture != NOT_CAPTURING {
-            // A query would invalidate the capture. One that another thread begins right here still is.
+            // A query would invalidate the capture. It still invalidates a capture that another thread begins right
+            // here.
             return driver.check("cuStreamIsCapturing", CAPTURE_UNSUPPORTED).map(|()| false);
         }
         // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
@@ -109,7 +110,7 @@ impl Stream {
         self.0.device()
     }
 
-    /// Returns the handle, valid until the stream is dropped.
+    /// Returns the handle, valid until the stream is dropped. The caller must not use it afterwards.
     #[must_use]
     pub fn raw(&self) -> RawStream {
         RawStream(self.0.handle().addr())
@@ -118,7 +119,7 @@ impl Stream {
     /// Queues a copy of contiguous host memory to rows on the device.
     ///
     /// # Errors
-    /// The driver's error, including errors of earlier copies.
+    /// The driver's error, including errors of earlier copies. Some of the rows may be queued even then.
     ///
     /// # Safety
     /// Until an event recorded afterwards is complete, `source` is valid for reads of the rows' bytes, and the rows
@@ -155,10 +156,12 @@ impl Stream {
         unsafe { self.copy(source, || Copy2d::to_host(target, source), "cuMemcpyDtoHAsync", copy_row) }
     }
 
-    /// Queues a 2-D copy, or a copy of each row by its offset in host memory with `copy_row`, the driver's `call`.
+    /// Queues a 2-D copy, or else a copy of each row. `copy_row` makes the driver's `call` for a row, by its offset in
+    /// host memory.
     ///
     /// # Safety
-    /// The memory that `copy_2d` describes stays valid until an event recorded afterwards is complete.
+    /// The memory that `copy_2d` describes and `copy_row` copies stays valid until an event recorded afterwards is
+    /// complete.
     unsafe fn copy(
         &self,
         rows: &Rows,

@@ -77,8 +77,8 @@ impl GradientNorm {
 
 /// Computes the norm of gradients, multiplied by `unscale` first (each product rounded to fp32, as in a step).
 ///
-/// Squares are exact in fp64. The order of additions depends on the number of elements only, so that the norm is the
-/// same on every machine and with any number of threads.
+/// Squares are exact in fp64. The order of additions depends only on the lengths of the slices, so the norm is the same
+/// on every machine and with any number of threads.
 #[must_use]
 pub fn gradient_norm(pool: &ThreadPool, unscale: f32, grads: &[FloatSlice<'_>]) -> GradientNorm {
     gradient_norm_with_level(Level::new(), pool, unscale, grads)

@@ -1,17 +1,17 @@
 //! Optimizer steps on the CPU: pure kernels over slices, without I/O or unsafe code.
 //!
 //! - [`Kernel::step`] is one pass over memory. It unscales and clips gradients, applies an [`Algorithm`] to weights and
-//!   moments, and writes a copy of the weights in the model's type.
+//!   moments, and can write a copy of the weights in the model's type.
 //! - [`accumulate`] sums gradients, and [`gradient_norm`] computes their norm.
-//! - [`MomentMut`] is optimizer state in memory, with 32, 16 or 8 bits per element. [`encode_moment`] and [`decode_moment`]
-//!   convert it from and to fp32.
+//! - [`MomentMut`] is optimizer state in memory, with 32, 16 or 8 bits per element. [`encode_moment`] and
+//!   [`decode_moment`] convert it from and to fp32.
 //! - [`ThreadPool`] runs the work.
 //!
 //! # Equality with torch
 //!
-//! With fp32 weights, gradients and moments, a step equals torch's optimizers on x86-64 with `foreach=False, fused=False`
-//! bit for bit, for any number of elements. The rounding of torch 2.15's operators was found by testing them against all
-//! orders of rounding. This crate uses it on every processor:
+//! With fp32 weights, gradients and moments, a step equals torch's optimizers on x86-64 with
+//! `foreach=False, fused=False` bit for bit, for any number of elements. The rounding of torch 2.15's operators was
+//! found by testing them against all orders of rounding. This crate uses it on every processor:
 //!
 //! | operator | rounding |
 //! |---|---|
@@ -24,24 +24,25 @@
 //! | `lerp_(x, w)` otherwise | `fma(w - 1, x - self, x)` |
 //! | `sqrt` | depends on MKL and the vendor of the processor: see [`SqrtMode`] |
 //!
-//! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter, with
-//! one exception: for a weight of 1 (`beta1` is 0) and an `x` of -0.0, `lerp_` in the remainder (up to 15 elements at the end
-//! of each thread's part) gives a zero of the other sign. This crate has the sign that torch's vectors have, everywhere.
-//! torch has two builds of these kernels. The AVX2 build is the one in the table. Processors with AVX-512 run it as well
-//! (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). Processors without AVX2, and `ATEN_CPU_CAPABILITY=default`,
-//! run a build that rounds products and sums separately: it differs by one unit in the last place of the sum per `fma`.
-//! `fused=True` is another definition (`beta * mean + (1 - beta) * grad`), which differs by one or two units per step.
+//! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter,
+//! with one exception: for a weight of 1 (`beta1` is 0) and an `x` of -0.0, `lerp_` in the remainder (up to 15 elements
+//! at the end of each thread's part) gives a zero of the other sign. This crate has the sign that torch's vectors have,
+//! everywhere. torch has two builds of these kernels. The AVX2 build is the one in the table. Processors with AVX-512
+//! run it as well (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). Processors without AVX2, and
+//! `ATEN_CPU_CAPABILITY=default`, run a build that rounds products and sums separately: it differs by one unit in the
+//! last place of the sum per `fma`. `fused=True` is another definition (`beta * mean + (1 - beta) * grad`), which
+//! differs by one or two units per step.
 //!
-//! Known differences: [`gradient_norm`] is exact to about the last bit of fp64, while torch's norms are fp32 sums (relative
-//! difference up to 1e-6). fp16 gradients are unscaled in fp32, while torch rounds the product to fp16. NaNs may have other
-//! payloads.
+//! Known differences: [`gradient_norm`] is exact to about the last bit of fp64, while torch's norms are fp32 sums
+//! (relative difference up to 1e-6). fp16 gradients are unscaled in fp32, while torch rounds the product to fp16. NaNs
+//! may have other payloads.
 //!
 //! # Determinism
 //!
-//! The code is written once for vectors of any width and compiled for SSE2, SSE4.2, AVX2, AVX-512 and NEON; the widest is
-//! selected at run time. An element's operations are the same at every width, and fused ones are fused everywhere (in
-//! software if the processor cannot, which is slow). All levels therefore give the same bits. Only square roots that start
-//! from an estimate depend on the machine.
+//! The code is written once for vectors of any width and compiled for SSE2, SSE4.2, AVX2, AVX-512 and NEON; the widest
+//! is selected at run time. An element's operations are the same at every width, and fused ones are fused everywhere
+//! (in software if the processor cannot, which is slow). All levels therefore give the same bits. Only square roots
+//! that start from an estimate depend on the machine.
 #![forbid(unsafe_code)]
 
 mod algorithm;

@@ -1,27 +1,27 @@
 //! Optimizer state in memory: fp32, bf16, or 8-bit codes with a scale for each block.
 //!
 //! An 8-bit element is a float with three mantissa bits, scaled by its block's maximum and rounded stochastically. The
-//! values that codes represent have the upper twelve bits of an fp32, eight per octave. A block's scale is the smallest such
-//! value that no element exceeds, and codes count down from it:
+//! values that codes represent have the upper twelve bits of an fp32, eight per octave. A block's scale is the smallest
+//! such value that no element exceeds, and codes count down from it:
 //!
 //! | moment | code | octaves below the scale | zero |
 //! |---|---|---|---|
-//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none, unless the block is all zeros |
+//! | [`Sign::Unsigned`], squares | 255 is the scale, 254 the value below it, ... | 32 | none for scales from 2^-95 |
 //! | [`Sign::Signed`], gradients | the sign, then 127 is the magnitude of the scale, ... | 16 | 0 |
 //!
-//! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of gradients
-//!   in one block span many octaves, most of which uniform steps would round to zero. Compared to a code table (Dettmers et
-//!   al. 2021, "8-bit Optimizers via Block-wise Quantization"), both directions are shifts and additions: no search and no
-//!   table, at memory speed.
+//! - **Exponential steps.** Adam divides by roots of second moments, so their relative error matters. Squares of
+//!   gradients in one block span many octaves, most of which uniform steps would round to zero. Compared to a code
+//!   table (Dettmers et al. 2021, "8-bit Optimizers via Block-wise Quantization"), both directions are shifts and
+//!   additions: no search and no table, at memory speed.
 //! - **No zero among squares.** A second moment of zero turns a small first moment into a huge step. Values below the
 //!   smallest one are raised to it, which makes steps smaller.
-//! - **Stochastic rounding.** A second moment changes by a thousandth per step (with a beta of 0.999), and codes are a tenth
-//!   apart: rounded to nearest, they would never change. Stochastically they change with the right frequency and keep the
-//!   right mean, and values that a code represents exactly do not change. bf16 needs this as well.
+//! - **Stochastic rounding.** A second moment changes by a thousandth per step (with a beta of 0.999), and codes are a
+//!   tenth apart: rounded to nearest, they would never change. Stochastically they change with the right frequency and
+//!   keep the right mean, and values that a code represents exactly do not change. bf16 needs this as well.
 //! - **Blocks of 128.** An outlier or an infinity affects only its block. The scale costs 3% of the bytes.
 //!
-//! Codes and scales are two slices, so that state can be split at every block. Zeros represent zeros: new state is zeroed
-//! memory.
+//! Codes and scales are two slices, so that state can be split at every block. Zeros represent zeros: new state is
+//! zeroed memory.
 
 use crate::error::{Error, Result};
 use crate::float_slice::{direct, split_slice, store_tile, widen};
@@ -60,9 +60,9 @@ const DROPPED: u32 = 20;
 const GRID_INFINITY: u32 = F32_INFINITY >> DROPPED;
 /// A quiet NaN, in the same units.
 const GRID_NAN: u32 = GRID_INFINITY + 4;
-/// The codes of squares, except zero.
+/// The largest code of squares, which is also the number of codes besides zero.
 const UNSIGNED_CODE_MAX: u32 = 255;
-/// The magnitudes of codes with a sign, except zero.
+/// The largest magnitude of codes with a sign, which is also the number of magnitudes besides zero.
 const SIGNED_CODE_MAX: u32 = 127;
 const CODE_SIGN: u32 = 0x80;
 /// Shift from the sign of a code to the sign of an fp32.
@@ -146,7 +146,7 @@ impl<'a> MomentMut<'a> {
     }
 }
 
-/// The two moments of an element use one half of its noise each.
+/// Signed and unsigned moments of an element use different halves of its noise.
 #[inline(always)]
 fn halves(sign: Sign, noise: u32) -> u32 {
     match sign {
@@ -155,7 +155,7 @@ fn halves(sign: Sign, noise: u32) -> u32 {
     }
 }
 
-/// Returns the value of code zero, in units of the grid.
+/// Returns the value from which codes count up, in units of the grid.
 #[inline(always)]
 fn base(sign: Sign, top: u32) -> u32 {
     top.saturating_sub(match sign {

@@ -4,7 +4,7 @@ use crate::error::Result;
 use crate::moment::{MomentMut, Sign};
 use crate::{BLOCK, TILE};
 
-/// Noise with which stochastic rounding rounds to nearest. Each number has the noise of two elements.
+/// Noise with which stochastic rounding rounds to nearest. Each number has the noise of both signs of moments.
 const NEAREST: [u32; TILE] = [0x7fff_7fff; TILE];
 
 /// Decodes a moment to fp32.

@@ -1,5 +1,5 @@
-//! Noise for stochastic rounding from a counter. The bits depend only on the seed, the step and the position of an
-//! element, so neither chunks nor threads matter.
+//! Noise for stochastic rounding from a counter. The bits depend only on the seed, the step, the use and the position
+//! of an element, so neither chunks nor threads matter.
 
 use crate::TILE;
 
@@ -26,7 +26,8 @@ impl Noise {
     #[inline(always)]
     pub(crate) fn fill(self, stream: NoiseStream, index: u64, out: &mut [u32; TILE]) {
         // Tiles start at multiples of their length if a caller splits at blocks. Otherwise the lower half may wrap
-        // inside a tile, and the upper half is that of its first element: still a function of the position alone.
+        // inside a tile, and all its elements have the upper half of the first one. Only such a tile depends on where
+        // it begins.
         let key = mix(self.seed ^ mix(self.step ^ mix((index >> 32) << 2 | stream as u64)));
         let (first, second) = (key as u32, (key >> 32) as u32);
         for (place, out) in out.iter_mut().enumerate() {

@@ -1,8 +1,8 @@
 //! Square roots as torch computes them.
 //!
 //! torch's optimizers with `foreach=False, fused=False` use MKL's vector library if torch was built with it. MKL has a
-//! kernel for each vendor of processors, and not all of them round to nearest. Comparing all mantissas, subnormals and every
-//! 97th other number gave:
+//! kernel for each vendor of processors, and not all of them round to nearest. Comparing all mantissas, subnormals and
+//! every 97th other number gave:
 //!
 //! | mode | used by | result |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | [`SqrtMode::TwoStepFused`] | MKL's AVX2 kernel | rounded to nearest, except some below 3e-34 |
 //!
 //! The last two start from the processor's estimate of the reciprocal root (`rsqrtps`), refine the root and half of the
-//! reciprocal together, and correct the root once by the residual of its square. One rounds products and sums separately,
-//! the other fuses them. Estimates differ between vendors, so these results depend on the machine.
+//! reciprocal together, and correct the root once by the residual of its square. One rounds products and sums
+//! separately, the other fuses them. Estimates differ between vendors, so these results depend on the machine.
 
 use fearless_simd::Level;
 
@@ -76,8 +76,8 @@ impl SqrtMode {
         }
         #[cfg(not(target_arch = "x86_64"))]
         values.iter_mut().for_each(|value| *value = value.sqrt());
-        // Values without an estimate: zeros, subnormals, infinities, NaNs, negative numbers, and those whose square
-        // overflows.
+        // Values without an estimate: zeros, subnormals, infinities, NaNs, negative numbers, and those for which the
+        // square of the root overflows.
         let end = if self == Self::TwoStep { 0x7f7f_f000 } else { 0x7f80_0000 };
         let has_estimate = |value: f32| (0x0080_0000..end).contains(&value.to_bits());
         if !before.iter().fold(true, |all, value| all & has_estimate(*value)) {
@@ -132,7 +132,7 @@ mod x86 {
     two_step!(two_step_256: Avx2, f32x8, 8, _mm256_rsqrt_ps);
     two_step!(two_step_128: Sse2, f32x4, 4, _mm_rsqrt_ps);
 
-    /// Refines the estimates of reciprocal roots. Each operation is rounded.
+    /// Returns roots, refined from estimates of their reciprocals. Each operation is rounded.
     #[inline(always)]
     fn two_steps<V>(value: V, estimate: V, half: V) -> V
     where

@@ -1,9 +1,10 @@
 //! One step over memory: each element is read once and written once.
 //!
 //! A [`ParameterSlice`] is divided into chunks. Threads take batches of chunks from a list, so that they share elements
-//! evenly, however small the parameters are. A chunk of fp32 only is updated in place, any other in tiles that stay in the
-//! L1 cache: gradients, weights and moments are converted to fp32, gradients are unscaled and clipped, the algorithm
-//! updates the tile, and the results are rounded and stored, optionally with a copy of the weights in another type.
+//! evenly, however small the parameters are. A chunk of fp32 only, without a copy of the weights, is updated in place,
+//! and any other in tiles that stay in the L1 cache: gradients, weights and moments are converted to fp32, gradients
+//! are unscaled and clipped, the algorithm updates the tile, and the results are rounded and stored, optionally with a
+//! copy of the weights in another type.
 
 use fearless_simd::{Level, Simd, dispatch};
 
@@ -27,7 +28,7 @@ pub const MOMENTS_MAX: usize = 3;
 #[derive(Debug)]
 pub struct ParameterSlice<'a> {
     /// Position of the first element among all elements of the seed. Noise depends on it: a slice of a parameter gets
-    /// the same noise as in the whole if its position is its own.
+    /// the noise that its elements have in the whole parameter.
     pub index: u64,
     /// The weights to update: fp32 (the model's or master weights) or 16 bits.
     pub weights: FloatSliceMut<'a>,
@@ -68,10 +69,10 @@ pub struct Kernel {
     level: Level,
 }
 
-/// A chunk, and the context of its step.
+/// The context of a step, and one of its chunks.
 type Chunk<'c, 'a> = (&'c StepContext, ParameterSlice<'a>);
 
-/// Chunks in batches of about as many elements.
+/// Chunks in batches: small chunks together have at most [`BATCH`] elements, and a larger chunk is a batch of its own.
 #[derive(Default)]
 struct Batches<'c, 'a> {
     full: Vec<Vec<Chunk<'c, 'a>>>,
@@ -132,7 +133,7 @@ impl Kernel {
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if slices do not fit each other or the algorithm. Then nothing was changed.
+    /// [`Error::Invalid`] if slices do not fit each other or the algorithm, or the step is 0. Then nothing was changed.
     pub fn step(&self, pool: &ThreadPool, step: &StepOptions, parts: Vec<ParameterSlice<'_>>) -> Result<()> {
         self.step_all(pool, vec![(*step, parts)])
     }
@@ -245,7 +246,7 @@ impl<'a> ParameterSlice<'a> {
     ///
     /// # Panics
     ///
-    /// If `at` is neither a multiple of [`BLOCK`] nor the end.
+    /// If `at` is neither a multiple of [`BLOCK`] nor the end, or is beyond the end.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
         assert!(at.is_multiple_of(BLOCK) || at == self.weights.len(), "a block is not cut");

@@ -1,7 +1,7 @@
-//! A thread pool that works through a list together with the caller.
+//! A thread pool that works through a list while the caller waits.
 //!
-//! A pool is a value: its threads end with it. Threads take items one at a time, so a thread that the scheduler preempts
-//! delays no other. The result does not depend on which thread processes an item.
+//! A pool is a value: its threads end with it. Threads take items one at a time, so a thread that the scheduler
+//! preempts delays no other. The result does not depend on which thread processes an item.
 
 use std::sync::Mutex;
 
@@ -23,7 +23,8 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// Starts a pool of `threads` threads. Zero means one for each processor that this process may use.
+    /// Starts a pool of `threads` threads. Zero means one for each processor that this process may use, at most
+    /// [`THREADS_MAX`].
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ impl SystemFiles {
         Self { root: root.to_path_buf() }
     }
 
-    /// Returns an absolute path below the root.
+    /// Returns an absolute path below the root. A path that is below it already stays as it is.
     pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         if path.starts_with(&self.root) && self.root != Path::new("/") {

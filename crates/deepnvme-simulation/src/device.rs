@@ -1,4 +1,5 @@
-//! The device of a backend for the code under test, over the simulated file system. It decides what each transfer does, and records it in the world.
+//! The device of a backend for the code under test, over the simulated file system. It decides the outcome of each
+//! transfer, and records it in the world.
 
 use std::os::fd::AsFd;
 

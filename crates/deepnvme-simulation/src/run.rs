@@ -1,4 +1,4 @@
-//! Run one seed as one execution.
+//! Run one seed: as one execution, or as several if every change is checked.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};

@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 const FOLDER: &str = "/d0";
 /// Members of sets are on another disk than their index: a sync of one does not cover the other.
 const MEMBERS: &str = "/d1";
-/// Consecutive calls that fail.
+/// Most consecutive calls that fail.
 const REFUSED_MAX: u64 = 3;
 /// Calls from the middle of a save to a little after its end.
 const LATE_CALLS: Range<u64> = 28..72;
@@ -94,7 +94,7 @@ fn with_each_refused<T: 'static>(
     }
 }
 
-/// Lists the names in the folder. Files stay if they could neither get a proving name nor be removed.
+/// Lists the names in both folders. Leaves out files that could neither get a proving name nor be removed.
 fn names() -> Vec<String> {
     let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
     let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());

@@ -1,5 +1,5 @@
-//! Runs fuzz targets over their seeds and some thousand mutations of each. Deterministic, and without a nightly
-//! toolchain.
+//! Runs fuzz targets over their seeds, and each over 20,000 mutations of its seeds. Deterministic, and without a
+//! nightly toolchain.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,8 @@ pub fn seed_folder(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target)
 }
 
-/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them. `mutate` changes an input, and may
-/// take pieces of the seeds. The mutations are the same in each run.
+/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them. `mutate` changes an input, and
+/// may take pieces of the seeds. The mutations are the same in each run.
 ///
 /// # Panics
 /// As the body does, or if the target has no seeds.

@@ -10,7 +10,7 @@
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //! - [`share`]: fewer cases where each takes much longer.
 //!
-//! This is a dev-dependency: its functions assert, and a failed assertion names the seed.
+//! This crate is for tests and for the simulation: its functions assert, and a failed assertion names the seed.
 #![forbid(unsafe_code)]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "test helpers fail by panicking")]
 

@@ -28,7 +28,7 @@ const PIECES: [&str; 20] = [
 
 fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
     let piece = PIECES[random.usize(..PIECES.len())].as_bytes();
-    // Replaces a whole number, string or name, or an arbitrary range.
+    // The range to change is a whole number, string or name. In a text without separators it begins anywhere.
     let is_edge = |byte: &u8| b"\"[]{},:= \n".contains(byte);
     let edges: Vec<usize> = (0..input.len()).filter(|at| is_edge(&input[*at])).collect();
     let at = if edges.is_empty() { random.usize(..=input.len()) } else { edges[random.usize(..edges.len())] + 1 };

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs the test. If it exceeds `limit`, prints its name and exits the process.
+/// Runs the test. If it exceeds `limit`, prints its name and aborts the process.
 ///
 /// There is no gentler way: a thread that waits for the kernel cannot be unwound.
 #[allow(clippy::print_stderr, reason = "the last words of a hanging test")]

@@ -57,7 +57,8 @@ pub(crate) struct BenchArguments {
     /// Kind of host memory
     #[arg(long, value_enum, default_value = "pinned")]
     pub(crate) memory: Memory,
-    /// Reuse a buffer of this size block by block, as fio does [default: a buffer as large as the file, as for a tensor]
+    /// Reuse a buffer of this size block by block, as fio does [default: a buffer as large as the file, as for a
+    /// tensor]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub(crate) buffer: Option<u64>,
     /// Use memory of this GPU, through bounce buffers [without a number: the first]

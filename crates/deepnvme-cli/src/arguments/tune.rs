@@ -48,8 +48,8 @@ pub(crate) struct TuneArguments {
     /// Use memory of this GPU, through bounce buffers [without a number: the first]
     #[arg(long, value_name = "INDEX", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub(crate) gpu: Option<u32>,
-    /// With --gpu: use cuFile (GPUDirect Storage) in folders where it avoids host memory; elsewhere print the reason and tune the
-    /// bounce buffers
+    /// With --gpu: use cuFile (GPUDirect Storage) in folders where it avoids host memory; elsewhere print the reason
+    /// and tune the bounce buffers
     #[arg(long)]
     pub(crate) gds: bool,
     /// JSON file with a list of values for each setting, by ds_io's names: block_size, queue_depth, io_parallel, ...

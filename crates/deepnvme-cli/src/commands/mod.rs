@@ -1,8 +1,8 @@
 //! Runs the commands.
 //!
-//! [`run`] is the whole program of the Rust binary and of the wheel's entry point: it takes the arguments and returns the exit
-//! status. `session` is the environment of a command and its result. Each command has a file that turns its arguments into a
-//! call of a library. Results go to standard output, messages to standard error.
+//! [`run`] is the whole program of the Rust binary and of the wheel's entry point: it takes the arguments and returns
+//! the exit status. `session` is the environment of a command and its result. Each command has a file that turns its
+//! arguments into a call of a library. Results go to standard output, messages to standard error.
 
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -118,8 +118,8 @@ fn print_parse_error(error: &clap::Error, session: &mut Session<'_>) -> u8 {
     2
 }
 
-/// Escapes control characters and indents further lines: an error may quote text from a file, which must not move the cursor
-/// or look like a message of ours.
+/// Escapes control characters and indents further lines: an error may quote text from a file, which must not move the
+/// cursor or look like a message of ours.
 fn sanitised(text: &str) -> String {
     let lines: Vec<String> = text.split('\n').map(|line| display::text(line).to_string()).collect();
     lines.join("\n  ")

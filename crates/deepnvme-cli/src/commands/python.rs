@@ -10,8 +10,8 @@ use deepnvme_perf::{Error, Result};
 use super::session::Session;
 use crate::arguments::{Cli, Command};
 
-/// Returns the name and the options, as JSON, of a command that Python runs. `None` for all other commands and for invalid
-/// arguments; [`run`](super::run) reports those.
+/// Returns the name and the options, as JSON, of a command that Python runs. `None` for all other commands and for
+/// invalid arguments; [`run`](super::run) reports those.
 #[must_use]
 pub fn python_command(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,

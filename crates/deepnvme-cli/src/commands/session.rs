@@ -41,7 +41,7 @@ impl CommandResult {
     }
 }
 
-/// Converts an error of standard output. A output_error pipe is not a failure, a full disk is.
+/// Converts an error of standard output. A broken pipe is not a failure, but a full disk is.
 #[allow(clippy::needless_pass_by_value, reason = "map_err passes a value")]
 pub(super) fn output_error(error: std::io::Error) -> Error {
     if error.kind() == std::io::ErrorKind::BrokenPipe {

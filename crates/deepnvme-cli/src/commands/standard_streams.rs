@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
 use rustix::fs::{Mode, OFlags, fcntl_getfl, open};
 use rustix::io::Errno;
 
-/// Reserves the descriptors 0, 1 and 2 if they are closed. Otherwise the next file or ring would get one of them, and the
-/// command's output would be written into it. The reserved descriptors can be neither read nor written.
+/// Reserves the descriptors 0, 1 and 2 if they are closed. Otherwise the next file or ring would get one of them, and
+/// the command's output would be written into it. Reading fails from a reserved 0, and writing fails to a reserved 1 or
+/// 2.
 pub fn reserve_standard_streams() {
     loop {
         // The number of the new descriptor decides in which direction it must refuse.

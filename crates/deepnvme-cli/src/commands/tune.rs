@@ -86,8 +86,8 @@ fn write(settings: &str, outcome: &TuneOutcome, path: &Path) -> Result<()> {
     Ok(deepnvme_file::replace::replace_small(path, (head + settings).as_bytes())?)
 }
 
-/// Converts the outcome to settings: the last result, which is for all folders together, as the default, and an entry for each
-/// folder.
+/// Converts the outcome to settings: the last result, which is for all folders together, as the default, and an entry
+/// for each folder.
 ///
 /// # Errors
 /// A folder has no absolute path.

@@ -85,7 +85,7 @@ pub struct Metrics {
     direction: Direction,
     /// Seconds of the transfers: mean of the rounds.
     pub task_s: f64,
-    /// Seconds with opening and closing: mean of the rounds.
+    /// Seconds from opening the files to the last byte: mean of the rounds.
     pub e2e_s: f64,
     /// Bytes of all processes.
     pub bytes: u64,
@@ -98,7 +98,7 @@ impl Metrics {
         Self { direction, task_s: mean(|sample| sample.transfer_s), e2e_s: mean(|sample| sample.wall_s), bytes }
     }
 
-    /// Returns `GB/sec` as DeepSpeed counts it, including opening and closing.
+    /// Returns `GB/sec` as DeepSpeed counts it, including the time to open the files.
     #[must_use]
     pub fn e2e_speed(&self) -> f64 {
         self.bytes as f64 / GIB / self.e2e_s.max(1e-9)

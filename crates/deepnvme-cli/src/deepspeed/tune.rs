@@ -1,4 +1,5 @@
-//! `ds_nvme_tune`: measure every combination of a sweep, write a log file for each, and print the best as an `"aio"` block.
+//! `ds_nvme_tune`: measure every combination of a sweep, write a log file for each, and print the best as an `"aio"`
+//! block.
 
 use std::path::{Path, PathBuf};
 

@@ -90,11 +90,12 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
     Ok(found)
 }
 
-/// Verifies a file, or the files of an index or a list of parts, by their checksums and by the index. In a folder, verifies
-/// its model and all other files whose names are those of checkpoints. In the folder of a `Checkpointer`, verifies the manifest and all checkpoints that it lists. A damaged file is a result, not an error.
+/// Verifies a file, or the files of an index or a list of parts, by their checksums and by the index. In a folder,
+/// verifies its model and all other files whose names are those of checkpoints. In the folder of a `Checkpointer`,
+/// verifies the manifest and all checkpoints that the manifest lists. A damaged file is a result, not an error.
 ///
 /// # Errors
-/// `Interrupted`, or the file does not exist.
+/// `Interrupted`, or the path does not exist or cannot be read.
 pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
     let verifier = Verifier { engine: Arc::new(Engine::new(Config::default())?), progress };
     match history::listed(path) {
@@ -306,7 +307,7 @@ fn compared(
     Ok(Verification { path: path.to_path_buf(), verdict, finding, coverage, bytes, seconds })
 }
 
-/// Returns the verdict that an error implies; `None` if the file was not read.
+/// Returns the verdict that an error implies; `None` if the error says nothing about the file's bytes.
 fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
     use deepnvme_checkpoint::Error as Failure;
     use deepnvme_format::Error as Finding;

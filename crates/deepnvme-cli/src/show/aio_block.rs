@@ -3,8 +3,8 @@
 use deepnvme_io::{Config, SubmitMode, WindowMode};
 use serde::Serialize;
 
-/// The keys of DeepSpeed's configuration. Its own tool writes `num_threads`, which the configuration ignores, and booleans as
-/// strings, which it refuses.
+/// The keys of DeepSpeed's configuration. Its own tool writes `num_threads`, which the configuration ignores, and
+/// booleans as strings, which it refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Aio {
     /// True: one system call for each request.

@@ -138,7 +138,8 @@ fn time_text(us: f64) -> String {
     if us < 1000.0 { format!("{us:.0} us") } else { format!("{:.0} ms", us / 1000.0) }
 }
 
-/// Returns the GB/s of each twelfth of the round. Disks complete requests in bursts, which would dominate shorter spans.
+/// Returns the end of each twelfth of the round in seconds, and its GB/s. Disks complete requests in bursts, which
+/// would dominate shorter spans.
 fn speeds(sample: &Sample) -> Vec<(f64, f64)> {
     let Some((end, _)) = sample.timeline.last() else { return Vec::new() };
     let span = end / SPANS;

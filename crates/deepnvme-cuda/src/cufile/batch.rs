@@ -66,7 +66,8 @@ pub struct Batch {
 unsafe impl Send for Batch {}
 
 impl Batch {
-    /// Creates a batch of `entries` transfers, or the driver's maximum. Returns `None` if the library has no batches.
+    /// Creates a batch of `entries` transfers, or of the driver's maximum if that is less. Returns `None` if the
+    /// library has no batches, or the number is zero.
     ///
     /// # Errors
     /// cuFile's error.
@@ -103,7 +104,7 @@ impl Batch {
     /// cuFile's error; it refuses a submission as a whole.
     ///
     /// # Panics
-    /// If they do not fit, or transfers of the last submission are unreported.
+    /// If there are none, if they do not fit, or if transfers of the last submission are unreported.
     ///
     /// # Safety
     /// Until a transfer is reported, its file stays registered, and its span is memory of this device with no other
@@ -132,7 +133,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Waits for at least one transfer, and returns all completed ones.
+    /// Waits for at least one transfer, and returns all completed ones. Returns none at once if all are reported.
     ///
     /// # Errors
     /// cuFile's error if it persists, or that no transfer completed within `timeout`. Then it is unknown which are

@@ -62,7 +62,7 @@ const PENDING: c_int = 2;
 const CANCELED: c_int = 8;
 const COMPLETE: c_int = 16;
 
-/// The functions, if the library has them all.
+/// The functions of a library that has them all, and whose batches are known to work.
 pub(super) struct Functions {
     pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Status,
     pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Status,

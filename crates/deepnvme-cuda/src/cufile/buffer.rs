@@ -36,7 +36,7 @@ impl BufferRegistration {
         let _current = device.enter()?;
         let memory = ptr::with_exposed_provenance(address);
         // SAFETY: the bytes are memory of this device while `owner` lives, as the caller of `new` ensures. This object
-        // keeps the owner until it has deregistered them.
+        // keeps the owner until `drop` has deregistered them, which fails only without a working context.
         let answer = unsafe { (cufile.functions().buffer_register)(memory, bytes, 0) };
         cufile.check("cuFileBufRegister", answer)?;
         Ok(Self { cufile: cufile.clone(), device: Arc::clone(device), address, _owner: owner })

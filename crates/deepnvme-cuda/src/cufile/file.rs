@@ -32,7 +32,7 @@ impl FileHandle {
     /// Registers an open file, which should be open for direct I/O.
     ///
     /// # Errors
-    /// cuFile's error, for example an unsupported file system.
+    /// cuFile's error, for example an unsupported file system, or the kernel's if the descriptor cannot be duplicated.
     pub fn new(cufile: &CuFile, file: BorrowedFd<'_>) -> Result<Self> {
         let no_descriptor = |error: std::io::Error| Error {
             call: "dup",
@@ -55,7 +55,7 @@ impl FileHandle {
     /// Reads bytes of the file into memory of the device. Blocks, and returns the bytes read.
     ///
     /// # Errors
-    /// The error of the kernel or of cuFile.
+    /// The error of the kernel, of cuFile, or of the device's context.
     ///
     /// # Safety
     /// Until this returns, the span is memory of this device with no other access.
@@ -86,7 +86,8 @@ impl FileHandle {
 impl Drop for FileHandle {
     fn drop(&mut self) {
         let _capture = RelaxedCapture::enter(self.cufile.session.driver);
-        // SAFETY: it was registered once, and transfers borrow it.
+        // SAFETY: it was registered once. `read` and `write` borrow it, and the callers of `Batch::submit` keep it
+        // until its transfers are reported.
         unsafe { (self.cufile.functions().handle_deregister)(self.handle) }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! `functions`, `batch_functions` and `statistics_functions` are the library's functions and structs, `error` the
 //! texts of its error codes, `open` opens its driver, `file` and `buffer` register files and memory, `batch` submits
-//! many transfers at once, `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens the library, and
-//! its last user closes it.
+//! many transfers at once, `statistics` tells direct transfers from copied ones. [`CuFile::open`] opens cuFile's
+//! driver, and its last user closes it.
 
 mod batch;
 mod batch_functions;
@@ -56,14 +56,15 @@ struct Session {
 
 impl CuFile {
     /// Opens cuFile for transfers that bypass host memory. It reads NVIDIA's documented configuration
-    /// (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing is written or changed. Its log goes where
-    /// `CUFILE_LOGFILE_PATH` or the configuration says, and is discarded otherwise, instead of being written to the current
-    /// folder.
+    /// (`CUFILE_ENV_PATH_JSON`, `/etc/cufile.json`); nothing of it is changed. Its log goes where `CUFILE_LOGFILE_PATH`
+    /// or the configuration says. Otherwise the log is discarded, unless `CUFILE_ENV_PATH_JSON` is a relative path:
+    /// then cuFile writes it to the current folder.
     ///
     /// # Errors
-    /// The reason if it is unavailable: no driver, no library, a library that fails to start, or a machine where it would
-    /// copy every file through the host (compatibility mode). The last is remembered, since opening takes 0.2 s: it is the
-    /// kernel's answer, and asked for once. A library that is not found is searched for again by the next call.
+    /// The reason if it is unavailable: no driver, no library, a library that lacks a function or fails to start, or a
+    /// machine where it would copy every file through the host (compatibility mode). The last is remembered, since
+    /// opening takes 0.2 s: it is the kernel's answer, and asked for once. A library that is not found is searched for
+    /// again by the next call.
     pub fn open() -> std::result::Result<Self, Unavailable> {
         let driver = Driver::get()?;
         let functions = functions()?;
@@ -76,8 +77,8 @@ impl CuFile {
         }
         let opened = open::without_log(|| {
             let opened = Session::open(functions, driver, true);
-            // With copies forbidden, cuFile reports only that its driver did not start. Open again with copies allowed, to
-            // learn whether compatibility mode is the cause.
+            // With copies forbidden, cuFile reports only that its driver did not start. Open again with copies allowed,
+            // to learn whether compatibility mode is the cause.
             if !opened.as_ref().is_err_and(is_not_initialised) || functions.set_parameter_bool.is_none() {
                 return opened;
             }
@@ -98,7 +99,8 @@ impl CuFile {
 
     /// Whether cuFile refuses files that it could only copy through the host. It accepts them if the
     /// library is old, if another user of the process opened its driver before, or if the user's settings force
-    /// compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then). Only its statistics show such copies.
+    /// compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then). Only its statistics show
+    /// such copies.
     #[must_use]
     pub fn refuses_copies(&self) -> bool {
         !self.session.properties.allows_compatibility()
@@ -138,8 +140,8 @@ impl CuFile {
 }
 
 impl Session {
-    /// Opens the driver. `forbids_copies` has an effect if the library can forbid compatibility mode and its driver is closed:
-    /// an attempt to open uses up the setting, so that other users of the library get their own.
+    /// Opens the driver. `forbids_copies` has an effect if the library can forbid compatibility mode and its driver is
+    /// closed: an attempt to open uses up the setting, so that other users of the library get their own.
     fn open(functions: &'static Functions, driver: &'static Driver, forbids_copies: bool) -> Result<Self> {
         let _capture = RelaxedCapture::enter(driver);
         if let Some(set) = functions.set_parameter_bool.filter(|_| forbids_copies) {
@@ -161,7 +163,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         let close = self.functions.driver_close_v2.unwrap_or(self.functions.driver_close);
         let _capture = RelaxedCapture::enter(self.driver);
-        // SAFETY: it was opened once for this session, and files and buffers hold the session.
+        // SAFETY: it was opened once for this session, and files, buffers and batches hold the session.
         let _ = unsafe { close() };
     }
 }

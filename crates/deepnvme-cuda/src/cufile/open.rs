@@ -28,7 +28,8 @@ pub(super) fn why_not(is_overridden: bool) -> Option<String> {
 }
 
 /// Calls with a private current folder in which the log is discarded, on a thread of its own. The folder is removed
-/// afterwards, and the process keeps its current folder. Without a thread, the call is not made.
+/// afterwards, and the process keeps its current folder. Without a thread, the call is not made. If the user's choices
+/// need the current folder, the call is made directly.
 pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Result<T> {
     let (log, settings) = (env::var_os("CUFILE_LOGFILE_PATH"), env::var_os("CUFILE_ENV_PATH_JSON"));
     if needs_current_folder(log.as_deref(), settings.as_deref()) {
@@ -36,8 +37,8 @@ pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Resul
     }
     thread::scope(|scope| {
         let run = || {
-            // Containers commonly forbid to change the folder of one thread. Then call in the current one, and remove
-            // a new log.
+            // Containers commonly forbid changing the folder of one thread. Then call in the current one, and remove a
+            // new log.
             let Some(folder) = enter_private_folder() else {
                 return without_new_log(&env::current_dir().unwrap_or_default(), call);
             };
@@ -52,7 +53,7 @@ pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Resul
     })
 }
 
-/// Whether the user chose a log path, or settings by a relative path.
+/// Whether the user's choices need the current folder: a path of the log, or a relative path of the settings.
 fn needs_current_folder(log: Option<&OsStr>, settings: Option<&OsStr>) -> bool {
     let is_relative = |path: &OsStr| !path.is_empty() && Path::new(path).is_relative();
     log.is_some_and(|path| !path.is_empty()) || settings.is_some_and(is_relative)
@@ -60,7 +61,7 @@ fn needs_current_folder(log: Option<&OsStr>, settings: Option<&OsStr>) -> bool {
 
 /// Gives this thread and its children a new, private current folder.
 fn enter_private_folder() -> Option<PathBuf> {
-    // SAFETY: separates only the current folder; descriptors and memory stay shared.
+    // SAFETY: separates only the root folder, the current folder and the umask; descriptors and memory stay shared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }.ok()?;
     let folder = env::temp_dir().join(format!("deepnvme-cufile-{}-{:?}", std::process::id(), thread::current().id()));
     // Private, regardless of the umask: its contents are removed.

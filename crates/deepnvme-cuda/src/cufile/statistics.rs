@@ -21,7 +21,8 @@ struct Counting<'a> {
 impl<'a> Counting<'a> {
     fn start(functions: &'a Functions) -> Option<Self> {
         let mut level_before = 0;
-        // SAFETY: the pointer is to a local value, the level is a valid one, and the driver is open while `CuFile` lives.
+        // SAFETY: the pointer is to a local value, the level is a valid one, and the driver is open while `CuFile`
+        // lives.
         unsafe {
             if (functions.get_level)(&raw mut level_before).code != 0 || (functions.set_level)(LEVEL).code != 0 {
                 return None;
@@ -52,8 +53,9 @@ impl CuFile {
         self.functions().statistics.is_some()
     }
 
-    /// Makes transfers, and returns cuFile's count of all transfers in this direction meanwhile, also those of others in the
-    /// process. `None` if the library has no statistics, or does not give them.
+    /// Calls `transfers`. Returns its result, and cuFile's count of all transfers in this direction meanwhile,
+    /// including those of other code in the process. The count is `None` if the library has no statistics, or does not
+    /// give them.
     pub fn counted<T>(&self, is_read: bool, transfers: impl FnOnce() -> T) -> (T, Option<TransferCounts>) {
         let functions = self.functions().statistics.as_ref();
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! fio with the same parameters.
 //!
-//! Each worker becomes a fio job with its own part of the file, and the same queue depth and block size. fio reuses a few
-//! blocks of buffer, in huge pages if some are reserved, like the engine's. Its timing excludes its start.
+//! Each worker becomes a fio job with its own part of the file, and the same queue depth and block size. fio reuses a
+//! few blocks of buffer, in huge pages if enough are reserved, like the engine's. Its timing excludes its start.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -45,7 +45,7 @@ impl Fio {
     /// Makes the files and fills them with fio. `backend` and `is_direct` are the choices of our engine.
     ///
     /// # Errors
-    /// fio is not installed, or does not support the workload.
+    /// fio is not installed or does not support the workload, `Interrupted`, or a refusal of the machine.
     pub fn prepare(
         workload: Workload,
         backend: BackendKind,
@@ -68,7 +68,7 @@ impl Fio {
         laid_out.map(|_| fio)
     }
 
-    /// Returns why the comparison is unfair, and the remedy.
+    /// Returns why the comparison is unfair, and the remedy; `None` if it is fair.
     #[must_use]
     pub fn note(&self) -> Option<String> {
         let workload = &self.workload;
@@ -213,7 +213,7 @@ fn arguments(workload: &Workload, backend: BackendKind, is_direct: bool, paths: 
         (Direction::Write, AccessOrder::Random) => "randwrite",
     };
     let workers = u64::from(config.workers);
-    // Each job has whole blocks; the remainder of the file is skipped.
+    // Each of several jobs has whole blocks; the remainder of the file is skipped. One job has the whole file.
     let job_bytes = workload.file_bytes() / workers / config.block_bytes * config.block_bytes;
     let mut all = vec![
         format!("--rw={rw}"),

@@ -1,8 +1,8 @@
 //! Processes that run the same workload at the same time, each with its own engine and files.
 //!
-//! A benchmark process is this program again. It reads the workload as one line of JSON from its standard input, then one
-//! line for each round. It writes `Message`s to its standard output. At the end of its input it removes its files and exits.
-//! It sees the end of its input between two rounds, so it outlives its parent by one round at most.
+//! A benchmark process is this program again. It reads the workload as one line of JSON from its standard input, then
+//! one line for each round. It writes `Message`s to its standard output. At the end of its input it removes its files
+//! and exits. It sees the end of its input between two rounds, so it outlives its parent by one round at most.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -177,7 +177,7 @@ impl Drop for BenchProcesses {
     }
 }
 
-/// Runs a benchmark process: one round for each line of its input.
+/// Runs a benchmark process: one round for each line of its input after the workload.
 ///
 /// # Errors
 /// The failure that ended the work. The parent gets it as a message as well.

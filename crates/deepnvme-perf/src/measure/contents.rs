@@ -17,7 +17,8 @@ impl Contents {
     /// Draws a random seed. Every run has other contents: nothing is deduplicated or left over from an earlier run.
     pub(super) fn random() -> Self {
         let mut bytes = [0; 8];
-        // getrandom fails only before the kernel has gathered entropy. Clock and address differ even then.
+        // getrandom waits for entropy. It fails only if a kernel or a sandbox refuses it. Clock and address differ even
+        // then.
         if getrandom(&mut bytes, GetRandomFlags::empty()).is_err() {
             let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
             bytes = (now.as_nanos() as u64 ^ bytes.as_ptr().addr() as u64).to_le_bytes();

@@ -26,7 +26,7 @@ pub(super) struct EngineRun<'a> {
     bytes_done: u64,
 }
 
-/// A request in flight, and the slots whose memory it holds.
+/// A request in flight: a read has the slots whose memory it holds, a write its number of pieces.
 enum StartedRequest {
     Read(Vec<usize>, Transfer<Vec<RegionMut>>),
     Write(usize, Transfer<Vec<Region>>),
@@ -73,8 +73,8 @@ impl<'a> EngineRun<'a> {
         Self { engine, files, direction, options, memory, in_flight: VecDeque::new(), bytes_done: 0 }
     }
 
-    /// Runs all requests, as many at once as the plan allows. `report` gets the seconds and bytes so far and may stop the
-    /// run. All started requests have ended when this returns, also on failure.
+    /// Runs all requests, as many at once as the plan allows. `report` gets the seconds and bytes so far and may stop
+    /// the run. All started requests have ended when this returns, also on failure.
     pub(super) fn run(
         mut self,
         plan: &RequestPlan,

@@ -25,8 +25,8 @@ pub(crate) struct ScratchFiles {
 }
 
 impl ScratchFiles {
-    /// Makes an empty file in each folder; with `stripe_bytes` they are the parts of one stripe set. Removes files of killed
-    /// benchmarks first.
+    /// Makes an empty file in each folder; with `stripe_bytes` they are the parts of one stripe set. Removes files of
+    /// killed benchmarks first.
     pub(crate) fn make(folders: &[PathBuf], stripe_bytes: Option<u64>) -> Result<Self> {
         let mut parts = Vec::with_capacity(folders.len());
         for folder in folders {
@@ -45,8 +45,8 @@ impl ScratchFiles {
         Ok(Self { targets, parts })
     }
 
-    /// Allocates this many bytes in each file. fio replaces a shorter file with a new one, whose name would no longer identify
-    /// it as ours.
+    /// Allocates this many bytes in each file. fio replaces a shorter file with a new one, whose name would no longer
+    /// identify it as ours.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
         for target in &self.targets {
             deepnvme_file::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.set_len(bytes)?;

@@ -1,4 +1,4 @@
-//! The progress of a measurement: a progress bar, or nothing, observes it and may stop it.
+//! The progress of a measurement, for an observer such as a progress bar. The observer may stop the work.
 
 /// A phase of the work.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,15 +44,15 @@ pub struct ProgressUpdate<'a> {
     pub label: &'a str,
     /// Bytes transferred so far.
     pub bytes_done: u64,
-    /// Bytes of the whole phase.
+    /// Bytes of the whole round or phase.
     pub bytes_total: u64,
-    /// Seconds since the phase began.
+    /// Seconds since the round or phase began.
     pub seconds: f64,
 }
 
 /// Receives progress, and may stop the work.
 pub trait Observer {
-    /// Receives the progress; called a few times a second.
+    /// Receives the progress; called at most about 50 times a second.
     fn update(&mut self, update: &ProgressUpdate<'_>);
 
     /// Returns whether to stop now and remove all files.

@@ -2,7 +2,7 @@
 
 use super::workload::{AccessOrder, Workload};
 
-/// Most memory of a round, unless every byte is compared.
+/// Most memory of a sequential round, unless every byte is compared or the workload names its buffer.
 pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
 /// Requests in flight for a file that is larger than the memory.
 const PARTS_IN_FLIGHT: u64 = 2;
@@ -38,8 +38,8 @@ impl RequestPlan {
         self.slots.iter().sum()
     }
 
-    /// Returns the pieces of each request. The first requests grow in size. The engine serves requests in turn: requests of one
-    /// size that start together also end together, and the device would idle each time.
+    /// Returns the pieces of each request. The first requests grow in size. The engine serves requests in turn:
+    /// requests of one size that start together also end together, and the device would idle each time.
     pub(super) fn requests(&self) -> impl Iterator<Item = &[Piece]> {
         let (mut rest, mut count) = (self.pieces.as_slice(), 0);
         std::iter::from_fn(move || {
@@ -53,7 +53,8 @@ impl RequestPlan {
         })
     }
 
-    /// Cuts a workload up. `buffer_bytes` bounds the memory, unless contents are compared: then each piece has its own slot.
+    /// Cuts a workload up. `buffer_bytes` bounds the memory of a sequential workload that does not name its buffer. If
+    /// contents are compared, it has no effect: then each piece has its own slot.
     pub(super) fn of(workload: &Workload, buffer_bytes: u64) -> Self {
         match (workload.order, workload.buffer_bytes) {
             (AccessOrder::Sequential, None) => in_parts(workload, buffer_bytes),
@@ -114,7 +115,8 @@ fn in_blocks(workload: &Workload) -> RequestPlan {
     if whole == 0 {
         return in_parts(workload, u64::MAX);
     }
-    // Twice the queue depth: younger requests complete while the run waits for the oldest, and the queues must stay full.
+    // Twice the queue depth: younger requests complete while the run waits for the oldest, and the queues must stay
+    // full.
     let in_flight = (2 * config.workers as usize * config.queue_depth as usize).min(whole);
     let slots = match workload.buffer_bytes {
         Some(buffer_bytes) => ((buffer_bytes / block_bytes) as usize).clamp(1, whole),

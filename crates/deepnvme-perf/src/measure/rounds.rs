@@ -20,7 +20,7 @@ use super::{gpu, memory};
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
-/// A run takes at most this fraction of the available memory: a third.
+/// The bound on the memory of a run is at most the available memory divided by this number.
 const MEMORY_DIVISOR: u64 = 3;
 
 /// Runs a workload: an engine, its files and its memory.
@@ -97,11 +97,12 @@ impl Runner {
         self.phase = phase;
     }
 
-    /// Changes the direction and the engine's settings, over the same files and memory. With a GPU, a new engine does one
-    /// round at once: it registers its slots with the driver, and no counted round should include that.
+    /// Changes the direction and the engine's settings, over the same files and memory. With a GPU, a new engine does
+    /// one round at once: it registers its slots with the driver, and no counted round should include that.
     ///
     /// # Errors
-    /// A refusal of the engine. `Usage` if the workload validates or is random: its contents would be needed later.
+    /// A refusal of the engine. `Usage` if the workload validates, since its contents would be needed later, or is
+    /// random, since its plan depends on the block size.
     pub fn change(&mut self, direction: Direction, config: &Config, observer: &mut dyn Observer) -> Result<()> {
         if self.workload.validate || self.workload.order != AccessOrder::Sequential {
             return Err(Error::usage("only sequential workloads without validation can change their settings"));
@@ -130,7 +131,7 @@ impl Runner {
         self.sync(&files, Durability::Data)
     }
 
-    /// Fills each slot with the contents of its first request.
+    /// Fills each slot with the contents of its first piece.
     fn fill_memory(&self) -> Result<()> {
         let mut is_filled = vec![false; self.memory.len()];
         for piece in &self.plan.pieces {

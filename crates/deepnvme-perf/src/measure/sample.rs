@@ -14,7 +14,7 @@ pub struct Sample {
     pub bytes: u64,
     /// Seconds from opening the files to the last byte, including the sync of a durable write.
     pub wall_s: f64,
-    /// Seconds of the transfers alone, without opening and syncing.
+    /// Seconds of the transfers without opening the files. Includes a sync only if each file is one request.
     pub transfer_s: f64,
     /// Processor time of all threads, user and system, in seconds.
     pub cpu_s: f64,
@@ -30,7 +30,7 @@ pub struct Sample {
 /// The bytes of a round, by the route that they took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteBytes {
-    /// Bytes transferred with direct I/O, without a copy.
+    /// Bytes transferred with direct I/O or cuFile, without a copy.
     #[serde(rename = "bytes_direct")]
     pub direct: u64,
     /// Bytes transferred with direct I/O through a bounce buffer.

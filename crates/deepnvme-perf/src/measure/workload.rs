@@ -25,7 +25,7 @@ pub enum Direction {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AccessOrder {
-    /// One large request, as for a tensor.
+    /// Large requests, as for a tensor.
     #[default]
     Sequential,
     /// A request per block, each block once, shuffled.
@@ -52,7 +52,7 @@ pub struct MemoryPlace {
     pub gpu: Option<u32>,
 }
 
-/// The state of the page cache before a read.
+/// The state of the page cache before a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Cache {

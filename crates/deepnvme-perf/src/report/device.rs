@@ -16,7 +16,7 @@ pub struct BlockDevice {
     pub name: String,
     /// The device's own model name; `None` for virtual devices.
     pub model: Option<String>,
-    /// `nvme`, `virtio`, `scsi`, `raid0`, `device-mapper`, `loop`; `unknown`.
+    /// A word such as `nvme`, `virtio`, `scsi`, `raid0`, `device-mapper` or `loop`; else `unknown`.
     pub kind: String,
     /// Whether it is a spinning disk.
     pub is_rotational: Option<bool>,
@@ -115,7 +115,7 @@ fn kind(files: &SystemFiles, name: &str, folder: &Path) -> String {
     by_name.iter().find(|(prefix, _)| name.starts_with(prefix)).map_or("unknown", |(_, kind)| kind).into()
 }
 
-/// Reads the PCI link from the nearest parent folder that has one.
+/// Reads the PCI link from the nearest parent folder of the disk, or of its device, that has one.
 fn link(files: &SystemFiles, folder: &Path) -> Option<Pcie> {
     let function: PathBuf = folder
         .ancestors()
@@ -143,8 +143,8 @@ fn generation(text: &str) -> Option<u32> {
     known.iter().chain(&newer).find(|(speed, _)| *speed == transfers).map(|(_, generation)| *generation)
 }
 
-/// Returns the bandwidth of a lane. Generations 1 and 2 encode 8 bits in 10, later ones 128 in 130. The frames of generation 6
-/// and later are not counted.
+/// Returns the bandwidth of a lane. Generations 1 and 2 encode 8 bits in 10, later ones 128 in 130. The frames of
+/// generation 6 and later are not counted.
 fn lane_bytes_per_s(generation: u32) -> u64 {
     match generation {
         1 => 250_000_000,

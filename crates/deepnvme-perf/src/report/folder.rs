@@ -138,7 +138,7 @@ fn of_source(files: &SystemFiles, source: &str) -> Option<BlockDevice> {
     BlockDevice::of_number(files, &format!("{}:{}", rustix::fs::major(number), rustix::fs::minor(number)))
 }
 
-/// Tests direct I/O with a temporary file.
+/// Tests direct I/O with a temporary file. Returns whether the file could be made, and the result.
 fn try_direct(folder: &Path) -> (bool, Option<DirectReport>) {
     let opened = Temporary::new(&folder.join("deepnvme-report")).and_then(|private| {
         TensorFile::from_fd(private.file(), Some(folder), Access::ReadWrite, DirectMode::Preferred)

@@ -1,8 +1,8 @@
 //! Support for GPUDirect Storage: transfers between a folder and a GPU without host memory.
 //!
 //! cuFile itself says whether it transfers directly: a private file of the folder is read into GPU memory, and cuFile's
-//! statistics are compared before and after. Without a GPU or without cuFile, the rules of NVIDIA's documentation decide
-//! (`deepnvme_io::backend::gds`). They also explain the answer of cuFile.
+//! statistics are compared before and after. Without a GPU or without cuFile, the rules of NVIDIA's documentation
+//! decide (`deepnvme_io::backend::gds`). They also explain the answer of cuFile.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -29,7 +29,7 @@ impl GdsReport {
     }
 }
 
-/// Returns the mode of cuFile for a folder. Tries it if there is a GPU.
+/// Returns the mode of cuFile for a folder. Tries it if there is a GPU, and the folder supports direct I/O.
 #[must_use]
 pub fn mode(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
     let by_rules = mode_by_rules(folder, gpu);

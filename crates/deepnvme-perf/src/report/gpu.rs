@@ -61,8 +61,8 @@ impl CudaDevice {
 }
 
 impl GpuReport {
-    /// Gathers the facts. `library_path` is `LD_LIBRARY_PATH`, `packages` the folder of NVIDIA's Python packages, `probe` the
-    /// answer of the CUDA driver.
+    /// Gathers the facts. `library_path` is `LD_LIBRARY_PATH`, `packages` the folder of NVIDIA's Python packages,
+    /// `probe` the answer of the CUDA driver.
     pub(crate) fn gather(files: &SystemFiles, library_path: &str, packages: Option<&Path>, probe: GpuProbe) -> Self {
         let cards = "/proc/driver/nvidia/gpus";
         let model = |card: String| files.field(format!("{cards}/{card}/information"), "Model");

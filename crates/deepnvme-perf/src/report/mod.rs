@@ -1,7 +1,8 @@
 //! Facts about the machine and its folders, and findings with remedies.
 //!
-//! `system` describes the machine, `backends` the engine's backends, `gpu` the GPUs, `packages` Python's packages, `folder` a
-//! folder for data, `device` its disk, `gds` its support for GPUDirect Storage, `mounts` its mount. `findings` judges.
+//! `system` describes the machine, `backends` the engine's backends, `gpu` the GPUs, `packages` Python's packages,
+//! `folder` a folder for data, `device` its disk, `gds` its support for GPUDirect Storage, `mounts` its mount.
+//! `findings` judges.
 
 use std::path::{Path, PathBuf};
 
@@ -76,9 +77,10 @@ pub struct OpReport {
 }
 
 impl Report {
-    /// Gathers the facts of this machine and these folders. The manifest of a stripe set stands for the folders of its parts.
-    /// Writes nothing but temporary files in each folder. Runs `python` to list its packages, and loads the CUDA driver
-    /// to list the GPUs. If there is one, reads 1 MiB of each folder into its memory with cuFile.
+    /// Gathers the facts of this machine and these folders. The manifest of a stripe set stands for the folders of its
+    /// parts. Writes nothing but temporary files in each folder. Runs `python` to list its packages, and loads the CUDA
+    /// driver to list the GPUs. If there is a GPU, reads a temporary file of 1 MiB in each folder into its memory with
+    /// cuFile.
     #[must_use]
     pub fn gather(folders: &[PathBuf], python: &Path) -> Self {
         let files = SystemFiles::of_this_machine();

@@ -27,8 +27,8 @@ pub struct Mount {
     pub device: String,
 }
 
-/// Finds the mount of an absolute path without links: the deepest mount point above it. Of several mounts on one point the
-/// last covers the others.
+/// Finds the mount of an absolute path without links: the deepest mount point above it. Of several mounts on one point
+/// the last covers the others.
 pub(super) fn of(files: &SystemFiles, path: &Path) -> Option<Mount> {
     let text = files.text("/proc/self/mountinfo")?;
     let above = text.lines().filter_map(parse).filter(|mount| path.starts_with(&mount.point));

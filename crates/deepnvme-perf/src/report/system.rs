@@ -47,7 +47,7 @@ pub struct SystemMemory {
     pub available_bytes: u64,
     /// `RLIMIT_MEMLOCK`: bytes that this process may page-lock; `None` without a limit.
     pub memlock_bytes: Option<u64>,
-    /// Whether the process has `CAP_IPC_LOCK`, and the limit does not bind.
+    /// Whether the process has `CAP_IPC_LOCK`; the limit does not bind then.
     pub may_lock_freely: bool,
     /// `always`, `madvise` or `never`.
     pub huge_pages: Option<String>,

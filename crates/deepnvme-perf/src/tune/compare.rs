@@ -42,7 +42,8 @@ pub struct FolderComparison {
     pub ratio: Ratio,
 }
 
-/// Measures the settings of a file and the defaults. `stored_for` returns the file's settings for a folder and a direction.
+/// Measures the settings of a file and the defaults. `stored_for` returns the file's settings for a folder and a
+/// direction.
 ///
 /// # Errors
 /// A refusal of the machine, or `Interrupted`.

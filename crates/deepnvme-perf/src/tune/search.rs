@@ -1,9 +1,9 @@
-//! The search: successive halving, then hill climbing from the best. The caller makes the
-//! trials, so this module does no I/O.
+//! The search: successive halving, then hill climbing from the best. The caller makes the trials, so this module does
+//! no I/O.
 //!
-//! Single trials are noisy on a shared disk, so no candidate is dropped for one. A rung tries all remaining candidates once,
-//! forwards and backwards in turn, and keeps the better half by the median of all their trials. The search then climbs from
-//! the best candidates to better neighbours. The finalists are compared round by round.
+//! Single trials are noisy on a shared disk, so no candidate is dropped for one. A rung tries all remaining candidates
+//! once, forwards and backwards in turn, and keeps the better half by the median of all their trials. The search then
+//! climbs from the best candidates to better neighbours. The finalists are compared round by round.
 
 use deepnvme_io::Config;
 
@@ -84,7 +84,8 @@ impl SearchResult {
     }
 }
 
-/// Searches the space. `spent` returns the used fraction of the budget, 0 to 1; `trial` measures once, in GB/s.
+/// Searches the space. `spent` returns the used fraction of the budget, 1 or more at its end; `trial` measures once, in
+/// GB/s.
 ///
 /// # Errors
 /// The error of a trial. After an interruption, the result is the best so far if there is one.
@@ -145,7 +146,7 @@ fn brackets(
     Ok(())
 }
 
-/// Climbs from the best candidates to better neighbours, until there are none.
+/// Climbs from the best candidates to better neighbours, until there are none or its share of the budget is used.
 fn climb(
     space: &SearchSpace,
     mut finalists: Vec<usize>,
@@ -252,8 +253,8 @@ mod tests {
         SearchSpace::of_machine(4, vec![BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads], false)
     }
 
-    /// The true speed of a simulated disk. It is fastest with 64 MiB in flight, two workers and io_uring. Too few bytes in flight
-    /// cost more than too many.
+    /// The true speed of a simulated disk. It is fastest with 64 MiB in flight, two workers and io_uring. Too few bytes
+    /// in flight cost more than too many.
     fn true_speed(config: &Config) -> f64 {
         use deepnvme_io::{SubmitMode, WindowMode};
         let in_flight = (u64::from(config.workers) * u64::from(config.queue_depth) * config.block_bytes) as f64;

@@ -19,7 +19,7 @@ const BOTH_ROUNDS: usize = 3;
 /// Finalists of each direction.
 const BOTH_FINALISTS: usize = 4;
 
-/// Searches both directions in these folders. Returns the result, and the settings that were to choose from.
+/// Searches the requested directions in these folders. Returns the result, and the settings that it chose from.
 pub(super) fn search_folders(
     options: &TuneOptions,
     space: &SearchSpace,
@@ -60,15 +60,16 @@ pub(super) fn search_folders(
     Ok((result, space.clone()))
 }
 
-/// Returns the default settings, with the space's first backend.
+/// Returns the default settings, with the space's first backend and its use of cuFile.
 fn starting_point(space: &SearchSpace) -> Config {
-    // The space's first backend is the one that Auto would choose.
+    // The first backend of a default space is Auto.
     let backend = space.backend.first().copied().unwrap_or_default();
     Config { backend, gds: space.gds, ..Config::default() }
 }
 
-/// Compares the finalists of both directions in turn. The score is the product of their speeds relative to the best of each
-/// direction. Chooses the smallest of the settings that are as good as the best.
+/// Compares the finalists of both directions in turn. The score is the product of their speeds relative to the best of
+/// each direction. Chooses the smallest of the settings that are as good as the best. After an interruption, keeps the
+/// choice of the first direction.
 fn choose_for_both(
     searches: &[(Direction, SearchResult)],
     start: &Config,
@@ -163,7 +164,7 @@ impl Observer for BudgetProgress<'_> {
     }
 }
 
-/// Returns the route of the bytes of a runner's first round.
+/// Returns the route of the bytes that a runner has moved so far, which are those of laying out its files.
 fn route(runner: &Runner) -> GpuRoute {
     let stats = runner.engine().stats();
     match stats.gds_reason {

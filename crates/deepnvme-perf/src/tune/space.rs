@@ -43,8 +43,8 @@ enum Setting {
 }
 
 impl SearchSpace {
-    /// Returns the default settings to choose from, for this many processors and the backends that work here. Registering the
-    /// pool matters only if transfers go through bounce buffers.
+    /// Returns the default settings to choose from, for this many processors and the backends that work here.
+    /// Registering the pool matters only if transfers go through bounce buffers.
     #[must_use]
     pub fn of_machine(cpus: u32, backends: Vec<BackendChoice>, is_bounced: bool) -> Self {
         let workers = [1, 2, 4, 8].into_iter().filter(|workers| *workers == 1 || *workers <= 2 * cpus);
@@ -60,7 +60,8 @@ impl SearchSpace {
         }
     }
 
-    /// The settings for cuFile: only the size and the number of transfers matter, since it uses neither rings nor slots.
+    /// The settings for cuFile: only the size and the number of transfers matter, since it uses neither rings nor
+    /// slots.
     #[must_use]
     pub fn of_cufile(cpus: u32) -> Self {
         Self {
@@ -102,8 +103,8 @@ impl SearchSpace {
         (0..self.len()).map(|index| self.config(self.indices(index)))
     }
 
-    /// Returns the neighbours of `config`: one setting differs by a step, or two of block size, depth and workers differ in
-    /// opposite directions, which keeps the bytes in flight. Empty if `config` is not in this space.
+    /// Returns the neighbours of `config`: one setting differs by a step, or two of block size, depth and workers
+    /// differ in opposite directions, which keeps the bytes in flight. Empty if `config` is not in this space.
     #[must_use]
     pub fn neighbours(&self, config: &Config) -> Vec<Config> {
         let Some(index) = self.all().position(|one| one == *config) else { return Vec::new() };
@@ -190,8 +191,8 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Parses DeepSpeed's `--sweep_config`: lists by the names of `ds_io`'s long options. Missing settings keep the values of
-/// `base`.
+/// Parses DeepSpeed's `--sweep_config`: lists by the names of `ds_io`'s long options. Missing settings keep the values
+/// of `base`.
 ///
 /// # Errors
 /// `Usage`, with the setting that is invalid.

@@ -139,7 +139,7 @@ impl Condvar {
         Ok(guard)
     }
 
-    /// Releases the lock for a part of the limit. May return spuriously, as the real one may.
+    /// Releases the lock for a part of the limit. Returns spuriously, as the real one may, and never reports a timeout.
     ///
     /// # Errors
     /// If a holder of the lock panicked.

@@ -70,8 +70,8 @@ pub struct Scope<'scope, 'env> {
     keeper: OnceCell<mpsc::Sender<()>>,
 }
 
-/// Works like `std::thread::scope`. The last thread that ends in `shuttle`'s scope wakes the opener, even from an unrelated
-/// wait. A keeper thread is therefore always the last.
+/// Works like `std::thread::scope`. The last thread that ends in `shuttle`'s scope wakes the opener, even from an
+/// unrelated wait. A keeper thread is therefore always the last.
 pub fn scope<'env, T>(work: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     shuttle::thread::scope(|inner| {
         let scope = Scope { inner, keeper: OnceCell::new() };

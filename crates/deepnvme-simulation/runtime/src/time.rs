@@ -1,4 +1,4 @@
-//! The simulation's clock. It advances with each reading, sleep or wait.
+//! The simulation's clock. It advances with each reading, sleep or timed wait.
 
 use std::cell::Cell;
 use std::ops::{Add, AddAssign, Sub};

@@ -49,7 +49,7 @@ pub(super) enum Content {
 pub(super) enum UncommittedSave {
     /// One file or stripe set, with the checkpoint's sizes.
     File(Replacement, Option<Saved>),
-    /// Shards in place, and the text of their index.
+    /// Shards under private names, and the text of their index.
     Shards(SetReplacement, String),
     /// One file that makes the shards of this index obsolete.
     FileOverShards(Replacement, PathBuf),
@@ -199,7 +199,8 @@ fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {
     Tensor { spec, bytes: payload::region_with(bytes).region().into() }
 }
 
-/// Writes each shard into place, then the index, which identifies each shard's file.
+/// Writes each shard under a private name. Returns them with the text of their index, which identifies each shard's
+/// file.
 fn write_shards(
     request: &SaveRequest<'_>,
     tensors: &[Vec<u8>],

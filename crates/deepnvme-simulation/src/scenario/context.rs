@@ -40,8 +40,8 @@ pub const CRASHED_WORLD: WorldId = 1;
 
 /// One in this many seeds checks every change of its machine.
 const ONE_SEED_IN: u64 = 100;
-/// Snapshots that one execution keeps. Such a seed runs repeatedly, each time with the next batch. Batches are small
-/// because executions slow down with every thread they have started.
+/// Snapshots that one execution keeps. A seed that checks every change runs repeatedly, each time with the next batch.
+/// Batches are small because executions slow down with every thread they have started.
 pub const CRASH_CHECKS_PER_RUN: u64 = 8;
 
 /// Returns whether a seed checks every change.
@@ -124,8 +124,8 @@ impl Context {
         ignore_poison(self.report.lock()).failures.push(text);
     }
 
-    /// Draws one of `outcomes`: a power cut or a killed process after some steps, or in all others neither. Returns whether
-    /// it is a power cut.
+    /// Draws one of `outcomes`: a power cut or a killed process after some steps, or in all others neither. Returns
+    /// whether it is a power cut.
     pub fn draw_crash(
         &self,
         rng: &mut Rng,
@@ -144,9 +144,9 @@ impl Context {
     }
 
     /// Snapshots the machine as after a crash, just before some of the following changes: `count` of them, in `chance`
-    /// of a thousand executions. If every change is checked, it snapshots before each. `prepare` runs at that moment. The
-    /// closure that it returns runs at the end, with a copy of the machine and whether the power was cut; twice if both
-    /// crashes are tried.
+    /// of a thousand executions. If every change is checked, it snapshots before each. `prepare` runs at that moment.
+    /// The closure that it returns runs at the end, with a copy of the machine and whether the power was cut; twice if
+    /// both crashes are tried.
     pub fn check_crashes<E>(&self, chance: u32, count: usize, prepare: impl Fn() -> E + Send + 'static)
     where
         E: Fn(&Self, bool) + Send + 'static,

@@ -28,8 +28,8 @@ pub(super) fn make_folders(context: &Context, count: usize) -> Vec<PathBuf> {
     folders
 }
 
-/// Returns whether a file may be a user's, so that nothing may remove it. Without unnamed files, a new file's first name
-/// proves nothing: the writer may die at that moment, or a power cut may revert the rename.
+/// Returns whether a file may be a user's, so that nothing may remove it. Without unnamed files, a new file's first
+/// name proves nothing: the writer may die at that moment, or a power cut may revert the rename.
 pub(super) fn may_be_foreign(context: &Context, path: &Path) -> bool {
     let is_new = path.file_name().is_some_and(|name| name.to_string_lossy().contains(".deepnvme-tmp-new-"));
     is_new && !context.world.state().setup.has_unnamed

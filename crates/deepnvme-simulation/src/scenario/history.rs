@@ -31,9 +31,9 @@ use scenario::{Log, Save, lock};
 
 /// Bytes of the index at a checkpoint's end. The manifest records its checksum.
 const INDEX_BYTES: u64 = 8;
-/// Reads of a manifest that succeed before one fails.
+/// Fewer reads of a manifest than this succeed before one fails.
 const MANIFEST_READS_MAX: u64 = 4;
-/// Maximum saves of one writer.
+/// Each thread of a writer makes fewer saves than this.
 const SAVES_MAX: u64 = 6;
 
 /// Runs the scenario.
@@ -136,7 +136,7 @@ fn make_folder(context: &Context) -> PathBuf {
     path
 }
 
-/// Starts a process with one history, into which one or two of its threads save.
+/// Starts a process with one history, into which one to three of its threads save.
 fn trainer(context: &Context, scenario: &Arc<Scenario>, id: u32) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
@@ -359,7 +359,7 @@ fn check_last(context: &Context, log: &Log, found: &[Version], after_cut: bool, 
     }
 }
 
-/// Saves once more, without faults: it succeeds, and leaves only files of ours that the manifest lists.
+/// Saves twice more, without faults: both succeed, and leave only files of ours that the manifest lists.
 fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
     let process = context.process(500, move |context| {

@@ -1,6 +1,6 @@
 //! The scenarios of seeds. `kind` selects one, `context` contains their shared state, and each other module runs one.
-//! `folders` and `users` set up the machine. `content`, `payload` and `area` define file contents. `save_log` and
-//! `process_group` track actions.
+//! `folders` and `users` set up the machine. `content`, `payload` and `area` define file contents. `save_log` records
+//! saves, and `process_group` passes messages between ranks.
 
 mod area;
 mod content;

@@ -101,7 +101,7 @@ impl ProcessGroup {
         last.iter().cloned().collect::<Result<_, _>>().map_err(Failure::Known)
     }
 
-    /// Leave. Ranks that wait for this one stop waiting.
+    /// Leaves the group. Ranks that wait for this one stop waiting.
     pub(super) fn leave(&self) {
         self.state().has_left = true;
         self.changed.notify_all();

@@ -374,7 +374,7 @@ impl RankProcess<'_> {
     }
 }
 
-/// Splits the file evenly into blocks for the ranks. There may be fewer shards than ranks.
+/// Splits the file into shards of whole pages, one for each rank. There may be fewer shards than ranks.
 fn shard_ranges(bytes: u64, ranks: usize) -> Vec<Range<u64>> {
     let shard_bytes = bytes.div_ceil(PAGE_BYTES).div_ceil(ranks as u64).max(1) * PAGE_BYTES;
     (0..ranks as u64)

@@ -130,7 +130,7 @@ fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
     context.world.state().setup.failing_per_mille = failing;
 }
 
-/// Starts a process with one engine, and a thread per area.
+/// Starts a process with one engine, and a thread for each of its areas.
 fn submitter(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
@@ -308,7 +308,8 @@ impl Submitter<'_> {
         }
     }
 
-    /// Ends a request in one of many ways. Returns the memory, the result, and whether it was cancelled.
+    /// Ends a request in one of many ways. Returns the memory, the result, and whether it was cancelled; `None` if it
+    /// was dropped.
     fn end<T: deepnvme_io::TransferMemory>(
         &mut self,
         pending: Transfer<T>,

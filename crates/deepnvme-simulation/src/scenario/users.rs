@@ -113,7 +113,7 @@ pub(super) fn own_files_in(context: &Context, folder: &Path) -> Vec<PathBuf> {
     ours.map(|(path, _)| path).collect()
 }
 
-/// Checks all users' files. Returns the names of wrong ones, with the error.
+/// Checks all users' files, and reports those that have changed.
 pub(super) fn check_user_files(context: &Context) {
     let state = context.world.state();
     let mut wrong = Vec::new();

@@ -1,5 +1,6 @@
 //! The history of one simulated file, which exists in memory only: durable content, and changes that a power cut could
-//! revert. This module does no I/O. `scheduled_backend::journal` of `deepnvme-testkit` records writes to real files instead.
+//! revert. This module does no I/O. `scheduled_backend::journal` of `deepnvme-testkit` records writes to real files
+//! instead.
 
 use std::sync::Arc;
 

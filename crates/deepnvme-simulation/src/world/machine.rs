@@ -40,8 +40,8 @@ impl World {
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Calls `on_snapshot` just before some of the following changes, or all of them, with a snapshot of the machine and
-    /// its slot. A later snapshot replaces an earlier one of its slot. `on_snapshot` must not use this machine.
+    /// Calls `on_snapshot` just before some of the following changes, or all of them, with a snapshot of the machine
+    /// and its slot. A later snapshot replaces an earlier one of its slot. `on_snapshot` must not use this machine.
     pub fn pick_crash_points(
         &self,
         points: CrashPoints,

@@ -5,14 +5,14 @@ use deepnvme_testkit::rng::Rng;
 
 use super::tree::Losses;
 
-/// The kind of calls that count towards a power cut or a death.
+/// The kind of calls that count towards a power cut. A death counts all calls of its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FaultTrigger {
     /// All calls.
     Steps,
     /// Calls that change something. They are rarer, and most bugs show around them.
     Changes,
-    /// Calls soon after a rename or removal, where even more bugs show.
+    /// All calls, but a power cut or a death may move to soon after a rename or removal, where even more bugs show.
     AfterRenames {
         /// Renames that qualify, per thousand.
         chance: u32,
@@ -47,7 +47,7 @@ pub struct Setup {
     pub power_cut_at: Option<u64>,
     /// Process that dies, and the step of its own at which it does.
     pub killed: Option<(ProcessId, u64)>,
-    /// Kind of calls that these steps count.
+    /// Kind of calls that count towards the power cut.
     pub fault_trigger: FaultTrigger,
 }
 

@@ -48,7 +48,7 @@ pub struct WorldState {
     pub(super) replaceable: Vec<PathBuf>,
     /// A file with bad sectors, and the reads left before they show.
     pub(super) unreadable: Option<(Inode, u64)>,
-    /// Reads that hit bad sectors, since there were none.
+    /// Reads that have hit bad sectors since faults were last stopped.
     pub bad_reads: u64,
     /// Current memory bound of engines and their work, if any.
     pub(super) memory_bound: Option<u64>,
@@ -209,7 +209,7 @@ impl WorldState {
         }
     }
 
-    /// Shows the machine to the watcher.
+    /// Passes a snapshot of the machine to the picker.
     fn take_snapshot(&mut self, slot: usize) {
         let Some(mut picker) = self.picker.take() else { return };
         match self.tree.snapshot() {

@@ -106,7 +106,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Creates a file without a name.
+    /// Creates an entry without a name.
     ///
     /// # Errors
     /// If the kernel provides no memory.

@@ -1,7 +1,7 @@
 //! Types of the C boundary: result codes, and checked pointers.
 //!
-//! [`Out`] and [`In`] have the layout of a C pointer. Only a C caller can create them, so the exported functions need
-//! no unsafe code to use them.
+//! [`Out`] and [`In`] have the layout of a C pointer. Only a C caller creates them ([`Out::at`] restores one of these),
+//! so the exported functions need no unsafe code to use them.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
@@ -82,8 +82,8 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: only C creates an `Out`, with space for the documented result. Alignment and previous contents are
-        // not assumed.
+        // SAFETY: only C creates an `Out`, which `Out::at` may restore, with space for the documented result. Alignment
+        // and previous contents are not assumed.
         unsafe { self.0.add(index).write_unaligned(value) };
         Ok(())
     }
@@ -117,7 +117,7 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: only C creates an `In`, with a value or an array of the stated length.
+        // SAFETY: only C creates an `In` (or the `Out` of `Out::get`), with a value or an array of the stated length.
         Ok(unsafe { self.0.add(index).read_unaligned() })
     }
 }

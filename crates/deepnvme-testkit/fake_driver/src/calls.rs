@@ -1,5 +1,5 @@
-//! The entry checks of every exported function: forks, callbacks, counting, faults, initialisation, the current
-//! context.
+//! The entry checks of the exported functions: forks, callbacks, counting, faults, initialisation, the current context,
+//! captures.
 //!
 //! The order is that of a driver that checks its own state before the arguments. No panic crosses the C boundary.
 

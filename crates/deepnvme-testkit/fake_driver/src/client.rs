@@ -20,7 +20,7 @@ impl Loaded {
     /// for exclusive use, and clears faults, counters and violations.
     ///
     /// # Panics
-    /// If it was not built.
+    /// If the library was not built, or `cuInit` fails.
     #[must_use]
     pub fn exclusive() -> Self {
         static EXCLUSIVE: Mutex<()> = Mutex::new(());
@@ -28,7 +28,8 @@ impl Loaded {
         let alone = EXCLUSIVE.lock().unwrap_or_else(PoisonError::into_inner);
         let library = LIBRARY.get_or_init(|| {
             let path = library_path();
-            // SAFETY: tests acquire exclusive use first, so no thread reads the environment yet.
+            // SAFETY: Rust's own reads of the environment take the lock of `set_var`. The driver's loader reads it in
+            // C, but only after this: tests acquire exclusive use before they run code that loads the driver.
             unsafe {
                 std::env::set_var("DEEPNVME_LIBCUDA", &path);
                 std::env::set_var("DEEPNVME_LIBCUFILE", &path);
@@ -95,7 +96,8 @@ impl Loaded {
         unsafe { self.function::<unsafe extern "C" fn(*const c_char) -> i64>("fake_driver_live")(kind.as_ptr()) }
     }
 
-    /// Asserts that the code under test has released everything but contexts, and never misused the driver.
+    /// Asserts that the code under test has released everything but contexts and allocations, and never misused the
+    /// driver.
     ///
     /// # Panics
     /// If it has not.
@@ -122,10 +124,10 @@ impl Loaded {
         unsafe { self.function::<unsafe extern "C" fn(*const c_char) -> u64>("fake_driver_count")(counter.as_ptr()) }
     }
 
-    /// Returns the violations; empty if there are none.
+    /// Returns the first 64 KiB of the violations; empty if there are none.
     ///
     /// # Panics
-    /// If it is not UTF-8.
+    /// If the text is not UTF-8.
     #[must_use]
     pub fn violations(&self) -> String {
         type Violations = unsafe extern "C" fn(*mut c_char, usize) -> usize;

@@ -2,7 +2,7 @@
 //!
 //! | variable | meaning | default |
 //! | --- | --- | --- |
-//! | `DEEPNVME_FAKE_DRIVER_DEVICES` | number of devices | 2 |
+//! | `DEEPNVME_FAKE_DRIVER_DEVICES` | number of devices, at most 64 | 2 |
 //! | `DEEPNVME_FAKE_DRIVER_MEMORY` | memory of a device in bytes | 8 GiB |
 //! | `DEEPNVME_FAKE_DRIVER_DELAY_US` | maximum random delay of a queued op | 300 |
 //! | `DEEPNVME_FAKE_DRIVER_SEED` | seed of delays, orders and the contents of new memory | 1 |

@@ -1,7 +1,7 @@
 //! The functions for tests: faults, counters, violations, and access to device memory.
 //!
-//! They skip the entry checks: they are not counted, cannot fail, and need no current context (except kernels). In a forked
-//! child they do nothing, since the lock may be held by a thread that the child does not have.
+//! Except for kernels, they skip the entry checks: they are not counted, have no injected faults, and need no current
+//! context. In a forked child they do nothing, since the lock may be held by a thread that the child does not have.
 //!
 //! | counter | counts |
 //! | --- | --- |
@@ -14,7 +14,8 @@
 //! | `objects_left_at_release` | objects that the last release of a context destroyed |
 //! | `violations` | the violations of `fake_driver_violations` |
 //!
-//! `call_log.rs` lists the points inside functions that can fail; `live` below has the kinds of objects that are counted.
+//! `call_log.rs` lists the points inside functions that can fail; `live` below has the kinds of objects that are
+//! counted.
 
 use std::ffi::c_char;
 

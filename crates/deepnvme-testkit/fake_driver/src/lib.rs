@@ -1,19 +1,19 @@
 //! A fake `libcuda.so.1` and `libcufile.so.0`, for tests of code that loads them at run time.
 //!
-//! One shared library exports the functions of both, and functions of its own (`fake_driver_*`, see `control.rs`) that let a
-//! test inject faults and inspect what happened. It needs no GPU. It is stricter than a real driver: copies take effect late
-//! and in another order than they were queued, device memory traps when the host touches it, and no handle or device address
-//! is reused. Behaviour that a driver leaves undefined is recorded as a *violation*: a race, memory that is freed too early, a
-//! host function that calls the driver.
+//! One shared library exports the functions of both, and functions of its own (`fake_driver_*`, see `control.rs`) that
+//! let a test inject faults and inspect what happened. It needs no GPU. It is stricter than a real driver: copies take
+//! effect late and in an order that only streams and events fix, device memory traps when the host touches it, and no
+//! handle or device address is reused. Behaviour that a driver leaves undefined is recorded as a *violation*: a race,
+//! memory that is freed too early, a host function that calls the driver.
 //!
 //! # How a test finds the library
 //!
-//! Add this crate to the dev-dependencies. cargo then builds `libdeepnvme_fake_driver.so` before the test and puts it next to
-//! the test's executable, in `target/<profile>/deps`. [`library_path`] returns its path; the variable
-//! `DEEPNVME_FAKE_DRIVER` overrides it, and passes it to other processes. (`target/<profile>` itself has a copy only if this
-//! package was built by name.) The functions that are linked into the executable are of no use: they do not share state
-//! with the loaded library. Use only [`Loaded`], [`library_path`], [`private_copy`],
-//! [`old_copy`], [`pattern`] and [`splitmix64`].
+//! Add this crate to the dev-dependencies. cargo then builds `libdeepnvme_fake_driver.so` before the test and puts it
+//! next to the test's executable, in `target/<profile>/deps`. [`library_path`] returns its path; the variable
+//! `DEEPNVME_FAKE_DRIVER` overrides it, and passes it to other processes. (`target/<profile>` itself has a copy only if
+//! this package was built by name.) The functions that are linked into the executable are of no use: they do not share
+//! state with the loaded library. Use only [`Loaded`], [`library_path`], [`private_copy`], [`old_copy`], [`pattern`]
+//! and [`splitmix64`].
 //!
 //! A process has one fake driver for each file that it loads. A test that needs its own loads a [`private_copy`]. The
 //! environment (`config.rs`) is read at the first call. The library is never unloaded.
@@ -21,7 +21,8 @@
 //! # Not implemented
 //!
 //! Kernels, graphs, arrays, managed memory, peers, green contexts, per-thread variants of symbols (`_ptsz`),
-//! `cuGetProcAddress`. A failure that a real driver reports in a later call on the stream must be injected into that call.
+//! `cuGetProcAddress`. A failure that a real driver reports in a later call on the stream must be injected into that
+//! call.
 //!
 //! # Modules
 //!
@@ -34,6 +35,7 @@
 //! | `capture` | stream capture, and the calls that it prohibits |
 //! | `race_detector`, `access`, `release` | races, and memory that is freed too early |
 //! | `memory`, `host`, `mapped_range` | locations of bytes |
+//! | `rng` | random delays, and the known pattern |
 //! | `driver`, `cufile`, `control`, `kernels` | the exported functions |
 //! | `client` | the loaded library, for tests of other crates |
 
@@ -107,8 +109,8 @@ const NEW_FUNCTIONS: [&str; 7] = [
     "cuFileGetStatsL3",
 ];
 
-/// Copies the shared library into a folder, without the functions that older releases of cuFile lack: their names in the
-/// symbol table are changed, so that no look-up finds them.
+/// Copies the shared library into a folder, without the functions that older releases of cuFile lack: their names in
+/// the symbol table are changed, so that no look-up finds them.
 ///
 /// # Errors
 /// As [`private_copy`].

@@ -1,13 +1,13 @@
 //! The race detector: vector clocks of streams, and ops that the host has not synchronised with.
 //!
-//! Each op has a clock: per stream, the number of ops that are guaranteed to complete before it starts (the order of its own
-//! stream, events it waits for, the implicit order of the legacy default stream). Two ops on the same bytes, at least one of
-//! them writing, must be ordered by their clocks. An op stays in the list until the host has *observed* its completion: by
-//! synchronising its stream or a later event, by a successful query, or in a host function after it. An op that happens to be
-//! complete is not observed, so finding a race does not depend on the speed of the machine.
+//! Each op has a clock: per stream, the number of ops that are guaranteed to complete before it starts (the order of
+//! its own stream, events it waits for, the implicit order of the legacy default stream). Two ops on the same bytes, at
+//! least one of them writing, must be ordered by their clocks. An op stays in the list until the host has *observed*
+//! its completion: by synchronising its stream or a later event, by a successful query, or in a host function after it.
+//! An op that happens to be complete is not observed, so finding a race does not depend on the speed of the machine.
 //!
-//! Synchronous operations of the host (cuFile's calls, entries of its batches) belong to no stream: they are ordered after
-//! everything observed, and before everything that follows their end.
+//! Synchronous operations of the host (cuFile's calls, entries of its batches) belong to no stream: they are ordered
+//! after everything observed, and before everything that follows their end.
 
 use std::collections::BTreeMap;
 

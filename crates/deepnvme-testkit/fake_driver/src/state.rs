@@ -52,7 +52,8 @@ static CHANGED: Condvar = Condvar::new();
 /// The process that called `cuInit`, or 0. A forked child has none of its threads.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this is a forked child of an initialised process. Nothing works there, as with a real driver.
+/// Whether this is a forked child of an initialised process. Only the texts of errors work there, as with a real
+/// driver.
 pub(crate) fn is_forked() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && owner != std::process::id()

@@ -87,7 +87,7 @@ impl Streams {
         created.filter(|stream| wanted(stream)).count()
     }
 
-    /// Destroys the default streams of a device.
+    /// Destroys all streams of a device. Returns how many created ones were not destroyed before.
     pub(crate) fn end_all(&mut self, device: Device) -> usize {
         let created = self.all.values().filter(|stream| stream.device == device && !stream.ended);
         let left = created.filter(|stream| stream.is_created()).count();

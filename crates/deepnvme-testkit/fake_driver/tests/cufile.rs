@@ -1,4 +1,5 @@
-//! The calls of cuFile that wait for their transfer: on real files, with random bytes, and with the error codes of `cufile.h`.
+//! The calls of cuFile that wait for their transfer: on real files, with random bytes, and with the error codes of
+//! `cufile.h`.
 
 mod common;
 

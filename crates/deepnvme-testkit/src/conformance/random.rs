@@ -29,8 +29,8 @@ impl Expected {
     }
 }
 
-/// Random programs of plain and vectored reads and writes match a vector. Ops that overlap a write in flight wait for
-/// it, since a backend does not order ops.
+/// Random programs of plain and vectored reads and writes match a vector. An op that conflicts with one in flight waits
+/// for all of them, since a backend does not order ops.
 ///
 /// # Panics
 /// If the backend breaks the contract, as every check.

@@ -54,7 +54,7 @@ pub fn a_read_of_a_folder_is_refused(make: Make<'_>) {
     assert!(matches!(result, Err(Errno::ISDIR | Errno::INVAL)), "reading a folder gave {result:?}");
 }
 
-/// One refused op among valid ones: each gets its own result.
+/// Refused ops among valid ones: each gets its own result.
 pub fn a_refusal_leaves_its_neighbours_alone(make: Make<'_>) {
     let content = random_bytes(3, 16 * 512);
     let file = TestFile::holding(&content);

@@ -29,7 +29,7 @@ pub struct FaultBackend {
     waker: Arc<FaultWake>,
 }
 
-/// The original op.
+/// The original token and memory of an op, and its fault.
 struct Inside {
     token: Token,
     pieces: Pieces,

@@ -1,7 +1,8 @@
 //! A seeded decorator that makes any backend fail, shorten, delay and reorder operations.
 //!
-//! [`FaultPlan`] has the frequencies of faults, [`FaultBackend`] injects them, [`Faults`] counts them. The fault of an op is a
-//! function of the seed, the op's offset and the attempts at that offset, so it does not depend on the schedule of threads.
+//! [`FaultPlan`] has the frequencies of faults, [`FaultBackend`] injects them, [`Faults`] counts them. The fault of an
+//! op is a function of the seed, of the op's kind, offset and size, and of the attempts at it, so it does not depend on
+//! the schedule of threads. Only [`FaultPlan::eio_after_ops`] counts the ops of all threads.
 
 mod backend;
 mod plan;
@@ -59,7 +60,7 @@ pub struct Faults(Arc<Inner>);
 struct Inner {
     plan: FaultPlan,
     counters: Counters,
-    /// Attempts at each offset.
+    /// Attempts by kind, offset and size of an op.
     tries: Mutex<HashMap<(OpKind, u64, usize), u64>>,
 }
 

@@ -92,7 +92,8 @@ impl FaultPlan {
         InjectedFault::Nothing
     }
 
-    /// Chooses the end of a short transfer: a block for a direct file, a sector or any byte for a buffered one.
+    /// Chooses the end of a short transfer: a page boundary for a direct file, unless `short_anywhere` is set; else a
+    /// sector or any byte.
     fn cut(&self, op: &Op, bytes: usize, rng: &mut Rng) -> Option<InjectedFault> {
         let is_direct = rustix::fs::fcntl_getfl(op.file.as_fd()).is_ok_and(|flags| flags.contains(OFlags::DIRECT));
         let unit = match (is_direct && !self.short_anywhere, rng.chance(500)) {

@@ -1,7 +1,7 @@
 //! A file as a vector, and random programs of writes and reads over it.
 //!
-//! A program is a function of its seed, length and scope, so two numbers reproduce and shrink a failure. Several threads
-//! share one file by [`ranges`]: each owns a range and does not touch the rest.
+//! A program is a function of its seed, length and scope, so two numbers reproduce and shrink a failure. Several
+//! threads share one file by [`ranges`]: each owns a range and does not touch the rest.
 
 mod program;
 

@@ -63,7 +63,8 @@ impl Journal {
         self.writes.iter().filter(|write| write.reported).map(|write| write.id).collect()
     }
 
-    /// Makes the writes that were completed before the sync, and a shorter length of the file, durable.
+    /// Makes the writes that were completed before the sync durable, and the length of the file if it is shorter or no
+    /// other write is left.
     pub(super) fn sync(&mut self, completed_before_sync: &[WriteId], file: impl AsFd) {
         let (safe, at_risk) =
             std::mem::take(&mut self.writes).into_iter().partition(|w| completed_before_sync.contains(&w.id));

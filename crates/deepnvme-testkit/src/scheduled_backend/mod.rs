@@ -1,10 +1,10 @@
-//! A backend with a seeded schedule, over real files whose writes and syncs are recorded. `deepnvme-simulation` simulates
-//! the whole file system instead, with its names and metadata.
+//! A backend with a seeded schedule, over real files whose writes and syncs are recorded. `deepnvme-simulation`
+//! simulates the whole file system instead, with its names and metadata.
 //!
 //! [`ScheduledBackend`] decides when an op takes effect and in which order completions are returned. Time is counted in
-//! calls of `reap`, so nothing sleeps and every schedule is reproducible. [`SimDevice`] is what changes, such as
-//! [`JournaledDevice`]. [`SimDisk`] keeps a journal of writes and syncs, from which
-//! [`SimDisk::crash_image`] draws possible contents after a power cut.
+//! calls of `reap`, so nothing sleeps and every schedule is reproducible. A [`SimDevice`] performs the ops, for example
+//! a [`JournaledDevice`]. [`SimDisk`] keeps a journal of writes and syncs, from which [`SimDisk::crash_image`] draws
+//! possible contents after a power cut.
 //!
 //! The bytes go to the real file of the op (tmpfs is fastest), one op at a time through a real backend. So this
 //! crate needs no unsafe code to write an op's memory, and file sizes, truncation and reopening by path are real.

@@ -16,7 +16,7 @@ use crate::scenario::folders::may_be_foreign;
 use crate::scenario::users;
 use crate::world::SIMULATOR;
 
-/// Reads of an index that succeed before one fails.
+/// Fewer reads of a file than this succeed before one fails.
 const READS_MAX: u64 = 8;
 
 /// Checks the state; after a power cut, less may remain.

@@ -1,4 +1,4 @@
-//! What a scenario of a checkpoint folder records: its saves, and the checkpoints that a user moves.
+//! The record of a scenario of a checkpoint folder: its saves, and the checkpoints that a user moves.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub(in crate::scenario) struct Scenario {
 #[derive(Clone, Default)]
 pub(super) struct Log {
     pub(super) next_version: Version,
-    /// Saves in starting order, with their outcomes.
+    /// Saves by version, with their outcomes.
     pub(super) saves: BTreeMap<Version, Save>,
     clock: u64,
     /// Versions whose files a user has moved away, for a while or for good. Other files may have their names.

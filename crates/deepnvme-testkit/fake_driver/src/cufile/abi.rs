@@ -63,7 +63,7 @@ c_structs! {
         operations: usize,
     }
 
-    /// `CUfileDrvProps_t`; sizes are in kilobytes.
+    /// `CUfileDrvProps_t`; sizes are in KiB.
     struct DriverProperties {
         major_version: u32,
         minor_version: u32,

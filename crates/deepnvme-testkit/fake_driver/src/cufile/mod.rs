@@ -11,8 +11,8 @@
 //! | `batch` | batches, whose entries complete late and in any order |
 //! | `queued` | transfers that are ops of a stream |
 //!
-//! Stricter than the library: the driver must be open, a context of the memory's device must be current, and host memory must
-//! be registered with the driver.
+//! Stricter than the library: the driver must be open, a context of the memory's device must be current, and host
+//! memory must be registered with the driver.
 
 mod abi;
 mod batch;
@@ -29,7 +29,7 @@ use std::sync::Arc;
 use crate::abi::Handle;
 use crate::access::Access;
 
-/// What cuFile knows.
+/// The state of cuFile.
 pub(crate) struct CuFile {
     /// How often the driver was opened and not closed.
     pub(crate) opened: u32,
@@ -46,7 +46,7 @@ pub(crate) struct CuFile {
 }
 
 impl CuFile {
-    /// Nothing is open yet.
+    /// Creates the state of a closed driver.
     pub(crate) fn new(compat: bool) -> Self {
         let properties = abi::DriverProperties::new(compat);
         Self {

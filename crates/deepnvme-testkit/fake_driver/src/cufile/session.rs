@@ -85,7 +85,7 @@ pub(super) fn opened(state: &DriverState) -> FileOutcome {
     if state.cufile.opened > 0 { Ok(()) } else { Err(DRIVER_NOT_INITIALIZED) }
 }
 
-/// The last close removes remaining registrations, as the library does, and records them.
+/// Closes the driver once. The last close records the remaining registrations as violations, and leaves them.
 fn close(mut state: DriverGuard) -> FileOutcome {
     opened(&state)?;
     state.cufile.opened -= 1;

@@ -1,7 +1,7 @@
 //! cuFile's controls: parameters that are set before the driver opens, and statistics of transfers.
 //!
-//! A parameter is staged: the next attempt to open the driver uses it up, also a failed one. Transfers are counted while the
-//! level is 3 and counting has started.
+//! A parameter is staged: the next attempt to open the driver uses it up, also a failed one. Transfers are counted
+//! while the level is 3 and counting has started.
 
 use crate::abi::{Device, Out};
 use crate::cufile::abi::{DRIVER_ALREADY_OPEN, INVALID_VALUE, cufile_calls};

@@ -61,7 +61,7 @@ pub(super) struct Transfer {
 }
 
 impl Way {
-    /// The moment that a fault can name: the transfer comes out short.
+    /// Returns the fault point that makes a transfer short.
     fn short(self) -> &'static str {
         match self {
             Self::Read => "cuFileRead@short",

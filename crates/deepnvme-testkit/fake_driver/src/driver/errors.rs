@@ -39,7 +39,7 @@ fn known(code: Code) -> Option<&'static (Code, &'static CStr, &'static CStr)> {
     CODES.iter().find(|(known, _, _)| *known == code)
 }
 
-/// Every code that the fake driver returns by itself, and others that tests may want to see returned.
+/// The codes that the fake driver returns by itself, except those of stream capture, and others that tests may inject.
 static CODES: &[(Code, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"it worked"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"an argument is out of range"),

@@ -88,7 +88,7 @@ c_structs! {
 
 macro_rules! api {
     ($($name:ident($($arg:ty),*) $(-> $answer:ty)?;)*) => {
-        /// The functions. They are declared safe: what the tests give them is what the headers ask for.
+        /// The functions. They are declared safe, since the tests pass the arguments that the headers require.
         #[allow(non_snake_case)]
         pub(crate) struct Api {
             $(pub(crate) $name: extern "C" fn($($arg),*) $(-> $answer)?,)*

@@ -9,7 +9,8 @@ use super::{FakeDriver, NON_BLOCKING, made, pattern};
 
 pub(crate) const MIB: usize = 1 << 20;
 
-/// A fake driver with cuFile open, and a file with the pattern of seed 1 in it that is opened for direct I/O.
+/// A fake driver with cuFile open, and a file with the pattern of seed 1, opened for direct I/O if its file system
+/// supports that.
 pub(crate) struct Setting {
     pub(crate) fake_driver: FakeDriver,
     pub(crate) file: File,
@@ -22,7 +23,7 @@ pub(crate) fn ok() -> FileError {
     FileError { err: 0, cu_err: 0 }
 }
 
-/// All of it.
+/// Creates the setting.
 pub(crate) fn setting() -> Setting {
     let fake_driver = FakeDriver::with_context();
     assert_eq!((fake_driver.cuFileDriverOpen)(), ok());
@@ -36,7 +37,7 @@ pub(crate) fn setting() -> Setting {
     Setting { fake_driver, file, handle, _folder: folder }
 }
 
-/// All of it, with a stream and device memory.
+/// Creates the setting, a stream and device memory.
 pub(crate) fn setting_with_stream(bytes: usize) -> (Setting, u64, u64) {
     let setting = setting();
     let (stream, memory) = (setting.fake_driver.stream(NON_BLOCKING), setting.fake_driver.alloc(bytes));

@@ -55,7 +55,7 @@ impl FakeDriver {
         fake_driver
     }
 
-    /// Makes the context of a device current on this thread.
+    /// Makes the context of a device current on this thread, and returns it.
     pub(crate) fn enter(&self, device: i32) -> u64 {
         let context = made(|out| (self.cuDevicePrimaryCtxRetain)(out, device));
         assert_eq!((self.cuCtxSetCurrent)(context), 0);
@@ -81,14 +81,14 @@ impl FakeDriver {
         at
     }
 
-    /// Host memory that is registered for as long as the process lives.
+    /// Allocates pinned host memory. It is valid until the test frees it.
     pub(crate) fn pinned(&self, bytes: usize) -> &'static mut [u8] {
         let address = made(|out: &mut usize| (self.cuMemHostAlloc)(out, bytes, 0));
         // SAFETY: the fake driver has just allocated `bytes` bytes there. No test uses the slice after it frees them.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(address), bytes) }
     }
 
-    /// What device memory holds now.
+    /// Returns the present bytes of device memory.
     pub(crate) fn peek(&self, at: u64, bytes: usize) -> Vec<u8> {
         let mut seen = vec![0; bytes];
         assert_eq!((self.fake_driver_peek)(at, seen.as_mut_ptr().expose_provenance(), bytes), 0);
@@ -120,7 +120,7 @@ impl FakeDriver {
     }
 }
 
-/// What a function writes through its first argument when it succeeds.
+/// Returns the value that a successful function writes through its first argument.
 pub(crate) fn made<T: Default>(call: impl FnOnce(&mut T) -> i32) -> T {
     let mut out = T::default();
     assert_eq!(call(&mut out), 0);
