@@ -29,7 +29,7 @@ def replace(wheel: Path, changed: Mapping[str, bytes]) -> None:
             entry.external_attr, entry.compress_type = record.external_attr, zipfile.ZIP_DEFLATED
             made.writestr(entry, changed[name])
         for entry in entries:
-            content = changed.get(entry.filename) or old.read(entry)
+            content = changed[entry.filename] if entry.filename in changed else old.read(entry)
             if entry is record:
                 content = _updated(content.decode(), changed, added).encode()
             made.writestr(entry, content)

@@ -102,10 +102,10 @@ class Ended:
         return named + self.lines[self.first_of_last() :][:LAST_LINES]
 
     def first_of_last(self) -> int:
-        """Return the index of the first line to show: three before the first crash, or near the last LAST_LINES."""
+        """Return the index of the first line to show: three before the first crash, or that of the last LAST_LINES."""
         last = max(len(self.lines) - LAST_LINES, 0)
         crashes = (index for index, line in enumerate(self.lines) if CRASH.match(line))
-        return max(min(next(crashes, last) - 3, last), 0)
+        return max(min(next(crashes, last + 3) - 3, last), 0)
 
 
 def run(suite: Suite, show: Callable[[str], None]) -> Ended:

@@ -55,7 +55,7 @@ def compare(direction: str, folder: Path, size: int, rounds: int) -> None:
         write=direction == "write",
         output=folder / "deepnvme.toml",
     )
-    chosen = found["places"][0][direction]["config"]
+    chosen = found["results"][0][direction]["config"]
     ratios = []
     for number in range(_FINAL_ROUNDS):
         order = (chosen, best) if number % 2 else (best, chosen)

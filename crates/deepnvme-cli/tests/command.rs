@@ -259,6 +259,20 @@ fn refusals_of_the_machine_end_with_1_and_a_remedy() {
 }
 
 #[test]
+fn a_failure_of_python_is_told_once_and_keeps_its_exit_status() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    let python = folder.path().join("python3");
+    std::fs::write(&python, "#!/bin/sh\n[ \"$1\" = -c ] && exit 0\necho 'deepnvme: no such model' >&2\nexit 2\n")
+        .unwrap();
+    std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let ended =
+        deepnvme(&["generate", "--model", "none", "--memory", "1GB"]).env("PATH", folder.path()).output().unwrap();
+    assert_eq!(String::from_utf8(ended.stderr).unwrap(), "deepnvme: no such model\n");
+    assert_eq!(ended.status.code(), Some(2));
+}
+
+#[test]
 fn a_closed_pipe_is_no_failure() {
     let mut child = deepnvme(&["bench", "--help"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -350,10 +364,7 @@ fn tune_prints_its_tables_writes_its_settings_and_compares_them() {
     assert!(lines.iter().any(|line| masked(line).ends_with("times the default's # GB/s")), "{text}");
     assert!(text.contains("\"intra_op_parallelism\": ") && text.contains("DEEPNVME_CONFIG="), "{text}");
     let settings = std::fs::read_to_string(&output).unwrap();
-    assert!(
-        settings.starts_with("# SearchResult by deepnvme tune") && settings.contains("[folder.read]"),
-        "{settings}"
-    );
+    assert!(settings.starts_with("# Found by deepnvme tune") && settings.contains("[folder.read]"), "{settings}");
     assert!(std::fs::read_to_string(map).unwrap().contains("worker"));
     let compare = ["tune", path, "--size", "2M", "--compare", output.to_str().unwrap()];
     let (status, text, stderr) = run(&compare);

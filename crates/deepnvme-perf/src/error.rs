@@ -25,6 +25,9 @@ pub enum Error {
     /// The command ran, and its result is a failure: a damaged file, for example; exit status 1.
     #[error("{0}")]
     Failure(String),
+    /// A program that ran for this one failed, and has printed why; its exit status, no message.
+    #[error("a program failed with exit status {0}")]
+    Told(u8),
     /// The reader closed the output, as `head` does; no message, exit status 0.
     #[error("the reader closed the output")]
     OutputClosed,
@@ -54,6 +57,7 @@ impl Error {
     pub fn exit_status(&self) -> u8 {
         match self {
             Self::OutputClosed => 0,
+            Self::Told(status) => *status,
             Self::Usage(_) => 2,
             Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::InterruptedWithResult | Self::Failure(_) => 1,
         }

@@ -87,7 +87,7 @@ class LoadRequest:
         if self.verify != "off":
             reader.check(file.identity)
         if reader.coverage == "stale":
-            msg = f"{file.path}: its checksums belong to another file that was copied into this one; they are ignored"
+            msg = f"{file.path}: its checksums were made for another file and copied into this one; they are ignored"
             warnings.warn(msg, stacklevel=2)
         return reader
 

@@ -241,10 +241,10 @@ def test_metadata_of_our_own_files_can_be_given_again(tmp_path: Path) -> None:
         assert opened.metadata()["mine"] == "1"
     # Another program copies the metadata, so the checksums are those of another file.
     save_file({"w": torch.zeros(2, 3)}, second, metadata=metadata)
-    with pytest.warns(UserWarning, match="belong to another file"):
+    with pytest.warns(UserWarning, match="made for another file"):
         assert torch.equal(deepnvme.load(second)["w"], torch.zeros(2, 3))
     with (
-        pytest.warns(UserWarning, match="belong to another file"),
+        pytest.warns(UserWarning, match="made for another file"),
         pytest.raises(ValueError, match="made for another file"),
     ):
         deepnvme.load(second, verify="full")

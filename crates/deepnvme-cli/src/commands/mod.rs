@@ -52,6 +52,7 @@ fn exit_status(done: Result<()>, session: &mut Session<'_>) -> u8 {
     match done {
         Ok(()) => 0,
         Err(Error::OutputClosed) => 0,
+        Err(Error::Told(status)) => status,
         Err(error) => {
             let _ = writeln!(session.stderr, "deepnvme: {}", sanitised(&error.to_string()));
             error.exit_status()

@@ -38,8 +38,7 @@ pub(super) fn run(arguments: &[OsString], session: &Session<'_>) -> Result<()> {
     let status = Process::new(&session.python).args(["-m", "deepnvme"]).args(arguments).status();
     match status {
         Ok(status) if status.success() => Ok(()),
-        // Python has printed the error.
-        Ok(_) => Err(Error::InterruptedWithResult),
+        Ok(status) => Err(Error::Told(status.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(1))),
         Err(error) => Err(Error::failed(format!("{}: {error}", display::path(&session.python)))),
     }
 }

@@ -80,7 +80,7 @@ fn check_replaceable(path: &Path) -> Result<()> {
 fn write(settings: &str, outcome: &TuneOutcome, path: &Path) -> Result<()> {
     let seconds = outcome.seconds;
     let head = format!(
-        "# SearchResult by deepnvme tune {} in {seconds:.0} s. Read by Engine.from_file() and DEEPNVME_CONFIG.\n\n",
+        "# Found by deepnvme tune {} in {seconds:.0} s. Read by Engine.from_file() and DEEPNVME_CONFIG.\n\n",
         outcome.version
     );
     Ok(deepnvme_file::replace::replace_small(path, (head + settings).as_bytes())?)

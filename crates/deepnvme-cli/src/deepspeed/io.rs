@@ -222,7 +222,7 @@ pub fn run(
     let errors = options.errors();
     if !errors.is_empty() {
         let list: String = errors.iter().enumerate().map(|(index, error)| format!("\n{index}: {error}")).collect();
-        return Err(Error::usage(format!("SearchResult {} validation errors{list}", errors.len())));
+        return Err(Error::usage(format!("Found {} validation errors{list}", errors.len())));
     }
     print("Successful validation of command line arguments\n")?;
     let processes = options.processes();
