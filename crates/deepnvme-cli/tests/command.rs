@@ -266,8 +266,10 @@ fn a_failure_of_python_is_told_once_and_keeps_its_exit_status() {
     std::fs::write(&python, "#!/bin/sh\n[ \"$1\" = -c ] && exit 0\necho 'deepnvme: no such model' >&2\nexit 2\n")
         .unwrap();
     std::fs::set_permissions(&python, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let ended =
-        deepnvme(&["generate", "--model", "none", "--memory", "1GB"]).env("PATH", folder.path()).output().unwrap();
+    let ended = deepnvme(&["generate", "--model", "none", "--memory", "1GB", "--prompt", "a"])
+        .env("PATH", folder.path())
+        .output()
+        .unwrap();
     assert_eq!(String::from_utf8(ended.stderr).unwrap(), "deepnvme: no such model\n");
     assert_eq!(ended.status.code(), Some(2));
 }
