@@ -223,30 +223,47 @@ def _read_groups(
     use: Callable[[str, torch.Tensor, torch.Tensor], None],
 ) -> None:
     """Read whole storages into temporary buffers, group by group. `use` gets what is to be filled, and the source."""
+    # Tensors of one storage follow each other, so each storage is read once.
+    waiting = sorted(waiting, key=lambda pair: pair[2].storage, reverse=True)
     while waiting:
         group: list[_Pair] = []
-        group_bytes = 0
-        while waiting and (not group or group_bytes + storages[waiting[-1][2].storage].nbytes <= _GROUP_BYTES):
+        group_bytes, last = 0, None
+        while waiting:
+            index = waiting[-1][2].storage
+            more = 0 if index == last else storages[index].nbytes
+            if group and more and group_bytes + more > _GROUP_BYTES:
+                break
             group.append(waiting.pop())
-            group_bytes += storages[group[-1][2].storage].nbytes
-        flats: dict[int, Any] = {}
-        buffers = []
-        for _, _, stored in group:
-            index, entry = stored.storage, storages[stored.storage]
-            if entry.nbytes and index not in flats:
-                memory, start = allocate(entry.nbytes)
-                view = memoryview(memory)[start : start + entry.nbytes]
-                flats[index] = torch.frombuffer(view, dtype=torch.uint8)
-                buffers.append(((entry.offset, entry.nbytes, [(index, 0)]), view))
-        if buffers:
-            reader.start(buffers).finish(request.verify, request.report)
-        for name, target, stored in group:
-            storage = flats[stored.storage].untyped_storage()
-            source = torch.empty(0, dtype=stored.dtype).set_(storage, stored.offset, stored.shape, stored.strides)
-            is_conj, is_neg = stored.signs or (False, False)
-            source = source.conj() if is_conj else source
-            source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
-            use(f"{request.name}: {name}", target, source)
+            group_bytes, last = group_bytes + more, index
+        # In a call of its own: it lets go of the buffers before the next group gets some.
+        _read_group(request, reader, group, storages, use)
+
+
+def _read_group(
+    request: LoadRequest,
+    reader: Any,
+    group: list[_Pair],
+    storages: list[StorageEntry],
+    use: Callable[[str, torch.Tensor, torch.Tensor], None],
+) -> None:
+    flats: dict[int, Any] = {}
+    buffers = []
+    for _, _, stored in group:
+        index, entry = stored.storage, storages[stored.storage]
+        if entry.nbytes and index not in flats:
+            memory, start = allocate(entry.nbytes)
+            view = memoryview(memory)[start : start + entry.nbytes]
+            flats[index] = torch.frombuffer(view, dtype=torch.uint8)
+            buffers.append(((entry.offset, entry.nbytes, [(index, 0)]), view))
+    if buffers:
+        reader.start(buffers).finish(request.verify, request.report)
+    for name, target, stored in group:
+        storage = flats[stored.storage].untyped_storage()
+        source = torch.empty(0, dtype=stored.dtype).set_(storage, stored.offset, stored.shape, stored.strides)
+        is_conj, is_neg = stored.signs or (False, False)
+        source = source.conj() if is_conj else source
+        source = torch._neg_view(source) if is_neg else source  # noqa: SLF001
+        use(f"{request.name}: {name}", target, source)
 
 
 def _copy(_what: str, target: torch.Tensor, source: torch.Tensor) -> None:

@@ -212,7 +212,11 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
 
 def warn_of_refused_values(state: object) -> None:
     """Warn of values that a load will refuse, in a state that torch's planners pickle value by value."""
-    values = _without_tensors(state)
+    try:
+        values = _without_tensors(state)
+    except RecursionError:
+        msg = "the state cannot be saved so that it could be loaded: its values are nested too deep"
+        raise InvalidArgumentError(msg) from None
     pickler = Pickler(io.BytesIO())
     try:
         pickler.dump(values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import warnings
 from contextlib import contextmanager
@@ -21,11 +22,39 @@ LAYERS_MAX = 100_000
 # several modules.
 _MODULES_PER_TENSOR = 256
 _MODULES_MIN = 1000
+# Weights that a model may have for each element of its files: tied weights are made twice, and tied only then.
+_ELEMENTS_PER_ELEMENT = 4
+_ELEMENTS_MIN = 1 << 20
+# Far more than the largest tokenizer has. Their readers take several times the memory of a file.
+_FILE_BYTES_MAX = 256 << 20
+_REMEDY = "take config.json from the original model"
 # Implementations of attention and of experts that transformers and torch have themselves.
 _OWN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batched_mm")
 
 
-def check_file(path: Path) -> None:
+def check_folder(folder: Path) -> None:
+    """Refuse a model folder whose texts are too large to read, or whose config has more layers than any model."""
+    for entry in _texts(folder):
+        nbytes = entry.stat().st_size
+        if nbytes > _FILE_BYTES_MAX:
+            raise UnsupportedError(
+                f"{entry.path}: it has {nbytes} bytes, and a model's texts have at most {_FILE_BYTES_MAX}; take "
+                "that of the original model"
+            )
+    _check_layers(folder / "config.json")
+
+
+def _texts(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the files that transformers may read as text: none of a folder that cannot be listed."""
+    try:
+        with os.scandir(folder) as entries:
+            names = [entry for entry in entries if entry.name.endswith((".json", ".jinja", ".txt", ".model"))]
+            return [entry for entry in names if not entry.name.endswith(".index.json") and entry.is_file()]
+    except OSError:
+        return []
+
+
+def _check_layers(path: Path) -> None:
     """Refuse a ``config.json`` with a number of layers that no model has.
 
     A file that is missing, or no JSON, is left to transformers, whose errors say more.
@@ -76,26 +105,45 @@ def drop_foreign_implementations(config: Any, path: Path) -> None:
 
 
 @contextmanager
-def bounded_modules(tensors: int, path: Path) -> Iterator[None]:
-    """Stop a model that this thread builds once it has far more modules than the files have tensors."""
-    from torch.nn.modules.module import register_module_module_registration_hook  # noqa: PLC0415
+def bounded_model(tensors: int, elements: int, path: Path) -> Iterator[None]:
+    """Stop a model that this thread builds once it has far more modules or weights than the files.
 
-    left = _MODULES_MIN + tensors * _MODULES_PER_TENSOR
+    Args:
+        tensors: the number of tensors in the files.
+        elements: the number of their elements.
+        path: the config, for errors.
+    """
+    from torch.nn.modules import module as hooks  # noqa: PLC0415
+
+    modules_left = _MODULES_MIN + tensors * _MODULES_PER_TENSOR
+    elements_left = _ELEMENTS_MIN + elements * _ELEMENTS_PER_ELEMENT
     thread = threading.get_ident()
 
-    def count(*_: object) -> None:
-        nonlocal left
-        if threading.get_ident() != thread:
-            return
-        left -= 1
-        if left < 0:
-            raise UnsupportedError(
-                f"{path}: it describes a model with far more layers than the {tensors} tensors of the files are for; "
-                "take config.json from the original model"
-            )
+    def count_module(*_: object) -> None:
+        nonlocal modules_left
+        if threading.get_ident() == thread:
+            modules_left -= 1
+            if modules_left < 0:
+                raise UnsupportedError(
+                    f"{path}: it describes a model with far more layers than the {tensors} tensors of the files are "
+                    f"for; {_REMEDY}"
+                )
 
-    handle = register_module_module_registration_hook(count)
+    def count_elements(_: object, __: str, parameter: Any) -> None:
+        nonlocal elements_left
+        if threading.get_ident() == thread and parameter is not None:
+            elements_left -= parameter.numel()
+            if elements_left < 0:
+                raise UnsupportedError(
+                    f"{path}: it describes a model with far more weights than the {elements} of the files; {_REMEDY}"
+                )
+
+    handles = [
+        hooks.register_module_module_registration_hook(count_module),
+        hooks.register_module_parameter_registration_hook(count_elements),
+    ]
     try:
         yield
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()

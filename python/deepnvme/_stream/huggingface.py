@@ -7,13 +7,14 @@ weights are thus handled by the installed release of transformers.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.config_limits import bounded_modules, check_file, drop_foreign_implementations
+from deepnvme._stream.config_limits import bounded_model, check_folder, drop_foreign_implementations
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import Error, NotFoundError, UnsupportedError
@@ -113,7 +114,8 @@ def build_model(
     if dtype == "auto":
         dtype = _dtype_of(config, files)
     try:
-        with bounded_modules(len(state), folder / "config.json"):
+        elements = sum(math.prod(origin.shape) for origin in files.tensors.values())
+        with bounded_model(len(state), elements, folder / "config.json"):
             model, loaded = chosen.from_pretrained(
                 None,
                 config=config,
@@ -147,7 +149,7 @@ def build_model(
 
 def _read_config(transformers: Any, folder: Path, is_trusted: bool) -> Any:
     path = folder / "config.json"
-    check_file(path)
+    check_folder(folder)
     try:
         # Without an answer, transformers would ask for one on the terminal.
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted)

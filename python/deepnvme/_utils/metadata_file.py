@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import _open_regular
-from deepnvme.errors import CorruptFileError, InvalidArgumentError, OutOfMemoryError
+from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,6 +43,8 @@ def read_metadata(path: Path) -> str:
             content = file.read(found.st_size)
         except MemoryError as error:
             raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes") from error
+        except OSError as error:
+            raise Error(error.errno, f"read: {error.strerror}", str(path)) from error
     try:
         return content.decode()
     except MemoryError as error:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import warnings
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -452,3 +453,22 @@ def test_targets_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None
         load({"a": torch.zeros(1).expand(4)}, storage_reader=DeepnvmeReader(tmp_path), no_dist=True)
     with pytest.raises(CheckpointException, match="rename this tensor"):
         save({"__metadata__": torch.ones(4)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+
+
+@pytest.mark.parametrize("kind", ["large", "deep list", "deep dict"])
+def test_what_no_load_returns_is_refused_and_the_old_checkpoint_stays(tmp_path: Path, kind: str) -> None:
+    def nested(leaf: Any, depth: int, wrap: Callable[[Any], Any]) -> Any:
+        for _ in range(depth):
+            leaf = wrap(leaf)
+        return leaf
+
+    made: dict[str, Callable[[], dict[str, Any]]] = {
+        "large": lambda: {"o": bytes(257 << 20)},
+        "deep list": lambda: {"o": nested(1, 600, lambda value: [value])},
+        "deep dict": lambda: {"o": nested(torch.ones(3), 510, lambda value: {"k": value})},
+    }
+    old = {"w": torch.randn(10)}
+    save(old, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    with pytest.raises(CheckpointException, match="the state cannot be saved so that it could be loaded"):
+        save(made[kind](), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    assert torch.equal(loaded(tmp_path, {"w": torch.zeros(10)})["w"], old["w"])

@@ -105,11 +105,16 @@ def test_enough_of_them_have_examples() -> None:
     assert wanted <= with_examples
 
 
+def example_of(text: str) -> str:
+    return text[text.index(">>> ") :]
+
+
 def test_every_example_is_found() -> None:
     """Look for them in the sources, as a reader does."""
-    found = {inspect.cleandoc(text) for text, _ in EXAMPLES.values()}
+    # From the first prompt on: help adds arguments that several classes share.
+    found = {example_of(inspect.cleandoc(text)) for text, _ in EXAMPLES.values()}
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     for path in Path(deepnvme.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             text = ast.get_docstring(node) if isinstance(node, kinds) else None
-            assert text is None or ">>> " not in text or text in found, f"{path.name}: {text}"
+            assert text is None or ">>> " not in text or example_of(text) in found, f"{path.name}: {text}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -81,6 +82,29 @@ def test_the_file_chooses_no_kernel_of_others(folder: Path, monkeypatch: pytest.
     model.streaming.close()
 
 
+@pytest.mark.parametrize("key", ["vocab_size", "intermediate_size", "hidden_size"])
+def test_weights_that_the_files_lack_are_refused_early(folder: Path, key: str) -> None:
+    change(folder, **{key: 30_000_000})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(UnsupportedError, match=r"config\.json: it describes a model with far more weights"):
+        deepnvme.stream(folder, memory="4MB")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "in KiB"
+
+
+@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize("is_command", [False, True])
+def test_texts_that_claim_gigabytes_are_refused(folder: Path, name: str, *, is_command: bool) -> None:
+    with (folder / name).open("ab") as file:
+        file.truncate(3 << 30)
+    if not is_command:
+        with pytest.raises(UnsupportedError, match=name):
+            deepnvme.stream(folder, memory="4MB")
+        return
+    command = [sys.executable, "-m", "deepnvme", "generate", "--model", str(folder), "--memory", "4MB", "--prompt", "a"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert ended.returncode == 1 and f"{name}: it has 3221225472 bytes" in ended.stderr, ended.stderr
+
+
 def test_other_numbers_may_be_large(folder: Path) -> None:
     change(folder, vocab_size_per_layer_input=262_144, max_position_embeddings=10_000_000)
     deepnvme.stream(folder, memory="4MB").streaming.close()
@@ -89,7 +113,7 @@ def test_other_numbers_may_be_large(folder: Path) -> None:
 @pytest.mark.parametrize("layers", [10**9, 50_000, 3000])
 def test_layers_without_weights_are_refused_early(folder: Path, layers: int) -> None:
     change(folder, num_hidden_layers=layers)
-    with pytest.raises(UnsupportedError, match=r"config\.json: .*layers"):
+    with pytest.raises(UnsupportedError, match=r"config\.json: .*(layers|weights)"):
         deepnvme.stream(folder, memory="1MB")
     # The count is that of the thread that builds, while it builds.
     thread = threading.Thread(target=lambda: torch.nn.Sequential(*(torch.nn.Identity() for _ in range(20_000))))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.load import load
-from deepnvme.errors import CorruptFileError, Error
+from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, UnsafeFileError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,6 +32,21 @@ def repickle_safely(content: bytes | bytearray, path: Path, name: str, engine: E
     torch.save(_load(content, f"{path}: {name}", engine), again)
     again.seek(0)
     return again
+
+
+def check_loadable(content: bytes | bytearray, name: str, engine: Engine | None) -> None:
+    """Refuse a value that no load would return. One that asks for an unknown class is loaded once that is allowed.
+
+    Raises:
+        deepnvme.errors.InvalidArgumentError: it is too large or too deep, for example.
+    """
+    try:
+        _load(content, name, engine)
+    except (UnsafeFileError, MemoryError):
+        return
+    except Error as error:
+        msg = f"the state cannot be saved so that it could be loaded: {error}"
+        raise InvalidArgumentError(msg) from error
 
 
 def _load(content: bytes | bytearray, location: str, engine: Engine | None) -> Any:

@@ -16,14 +16,15 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from deepnvme._checkpoint.dcp.folder import CheckpointFolder
-from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, encode
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, decode, encode
+from deepnvme._checkpoint.dcp.objects import check_loadable
 from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import identities
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.public import public_in
-from deepnvme.errors import NotFoundError, UnsupportedError
+from deepnvme.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -105,7 +106,7 @@ class DeepnvmeWriter(StorageWriter):
         if self._warns:
             warn_of_refused_values(_values(plan, planner))
         for item in plan.items:
-            tensors[_free_name(item, tensors)] = _tensor_of(item, planner)
+            tensors[_free_name(item, tensors)] = _tensor_of(item, planner, self._options.engine)
         described = describe_tensors(tensors)
         results = [
             WriteResult(item.index, tensor.nbytes, ItemLocation(file, name))
@@ -138,7 +139,9 @@ class DeepnvmeWriter(StorageWriter):
             written = {location.file for location in locations.values()}
             private = {name.name: member for member, name in zip(new.members, new.names, strict=True)}
             found = {name: self._identity(private[name]) for name in sorted(written)}
-            new.commit(json.dumps({**identities(found), **encode(metadata, locations)}))
+            index = json.dumps({**identities(found), **encode(metadata, locations)})
+            _check_readable(index)
+            new.commit(index)
         finally:
             new.give_up()
 
@@ -161,6 +164,15 @@ class DeepnvmeWriter(StorageWriter):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+def _check_readable(index: str) -> None:
+    """Refuse an index that no load would accept: a name may be too long, or a path too deep."""
+    try:
+        decode(json.loads(index))
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        msg = f"the state cannot be saved so that it could be loaded: {error}"
+        raise InvalidArgumentError(msg) from error
 
 
 def _world_size() -> int:
@@ -186,11 +198,13 @@ def _values(plan: SavePlan, planner: SavePlanner) -> dict[str, Any]:
     return {item.index.fqn: lookup(item.index) for item in items} if callable(lookup) else {}
 
 
-def _tensor_of(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+def _tensor_of(item: WriteItem, planner: SavePlanner, engine: Engine | None) -> torch.Tensor:
     value = planner.resolve_data(item)
     if item.type == WriteItemType.BYTE_IO:
         assert isinstance(value, io.BytesIO)
-        return torch.frombuffer(bytearray(value.getvalue()), dtype=torch.uint8)
+        content = bytearray(value.getvalue())
+        check_loadable(content, item.index.fqn, engine)
+        return torch.frombuffer(content, dtype=torch.uint8)
     assert isinstance(value, torch.Tensor)
     tensor = value.detach()
     if tensor.dtype in (torch.complex128, torch.complex32):

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from deepnvme._stream.config_limits import check_folder
 from deepnvme._utils.tensors import checked_device
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error, InvalidArgumentError, UnsupportedError
@@ -75,8 +76,10 @@ def _tokenizer(transformers: Any, folder: Path) -> Any:
         return transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except ImportError:
         raise
-    except Exception as error:
-        # Damaged files fail anywhere in the tokenizer's code.
+    except BaseException as error:
+        # Damaged files fail anywhere in the tokenizer's code. A panic of its Rust code is no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
         remedy = "copy the model's tokenizer.json and tokenizer_config.json into it"
         if any(path for name in _TOKENIZER_FILES for path in folder.glob(name)):
             msg = f"{folder}: transformers cannot read the tokenizer ({type(error).__name__}: {error}); {remedy}"
@@ -99,12 +102,14 @@ def _generate(options: dict[str, Any]) -> int:
     checked_device(options["device"], "--device")
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
+    check_folder(folder)
     tokenizer = _tokenizer(transformers, folder)
     model = stream(folder, memory=options["memory"], device=options["device"], dtype=options["dtype"])
     transformers.set_seed(options["seed"])
-    sampling = {"do_sample": False}
+    # One sequence for each prompt, whatever the folder's generation_config.json says.
+    sampling: dict[str, Any] = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1}
     if options["temperature"] > 0:
-        sampling = {"do_sample": True, "temperature": options["temperature"]}
+        sampling |= {"do_sample": True, "temperature": options["temperature"]}
     progress = TokenProgress(len(prompts) * options["max_new_tokens"])
     limits = {"batch": options["batch"], "max_new_tokens": options["max_new_tokens"]}
     began = time.perf_counter()
