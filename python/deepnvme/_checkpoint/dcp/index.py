@@ -32,6 +32,9 @@ _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).val
 # The limits of archives.
 _DIMS_MAX = 64
 _DEPTH_MAX = 500
+# Chunks that are compared with each other, and all comparisons of that kind. Chunks of a grid need hardly any.
+_PAIRED_MAX = 8
+_PAIRS_MAX = 2_000_000
 
 
 @dataclasses.dataclass
@@ -117,18 +120,36 @@ def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocatio
 
 def _overlap(chunks: list[ChunkStorageMetadata]) -> bool:
     """Whether two chunks share an element."""
-    chunks = [chunk for chunk in chunks if math.prod(chunk.sizes)]
-    if len(chunks) <= 1:
-        return False
-    # Go along the dimension that is cut most often: few chunks are open there at a time.
-    along = max(range(len(chunks[0].sizes)), key=lambda dim: len({chunk.offsets[dim] for chunk in chunks}))
-    open_chunks: list[ChunkStorageMetadata] = []
-    for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[along]):
-        open_chunks = [one for one in open_chunks if one.offsets[along] + one.sizes[along] > chunk.offsets[along]]
-        if any(_share_elements(one, chunk) for one in open_chunks):
-            return True
-        open_chunks.append(chunk)
+    waiting = [[chunk for chunk in chunks if math.prod(chunk.sizes)]]
+    pairs_left = _PAIRS_MAX
+    while waiting:
+        group = waiting.pop()
+        parts = _separated(group) if len(group) > _PAIRED_MAX else [group]
+        if len(parts) > 1:
+            waiting.extend(parts)
+            continue
+        pairs_left -= len(group) * len(group) // 2
+        for number, chunk in enumerate(group):
+            if any(_share_elements(other, chunk) for other in group[:number]):
+                return True
+            if pairs_left < 0 and number > _PAIRED_MAX:
+                raise _damaged("its chunks interleave, so that they cannot be compared in time")
     return False
+
+
+def _separated(chunks: list[ChunkStorageMetadata]) -> list[list[ChunkStorageMetadata]]:
+    """Split chunks where a plane passes between them: no chunk of one part overlaps one of another."""
+    for dimension in range(len(chunks[0].sizes)):
+        parts: list[list[ChunkStorageMetadata]] = []
+        end = -1
+        for chunk in sorted(chunks, key=lambda chunk: chunk.offsets[dimension]):
+            if chunk.offsets[dimension] >= end:
+                parts.append([])
+            parts[-1].append(chunk)
+            end = max(end, chunk.offsets[dimension] + chunk.sizes[dimension])
+        if len(parts) > 1:
+            return parts
+    return [chunks]
 
 
 def _share_elements(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> bool:
