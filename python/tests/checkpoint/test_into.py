@@ -180,3 +180,15 @@ def test_a_key_without_a_name_fills_nothing(tmp_path: Path, key: Any) -> None:
         deepnvme.load(path, into={"<key>": target})
     assert _run_command(["convert", str(path), str(tmp_path / "a.safetensors")]) == 1
     assert not (tmp_path / "a.safetensors").exists()
+
+
+def test_views_of_one_storage_are_filled_by_one_read(tmp_path: Path) -> None:
+    # More than a group of temporary buffers has.
+    flat = torch.randn(24 << 20)
+    state = {f"w{index}": flat[index << 20 : (index + 1) << 20] for index in range(24)}
+    deepnvme.save(state, tmp_path / "x.pt")
+    targets = {name: torch.zeros(1 << 20) for name in state}
+    with deepnvme.Engine() as engine:
+        deepnvme.load(tmp_path / "x.pt", into=targets, engine=engine)
+        assert engine.stats().bytes_read < flat.nbytes * 1.1
+    assert all(torch.equal(targets[name], tensor) for name, tensor in state.items())
