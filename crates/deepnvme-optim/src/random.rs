@@ -25,9 +25,19 @@ impl Noise {
     /// Writes the noise of the elements from `index` on.
     #[inline(always)]
     pub(crate) fn fill(self, stream: NoiseStream, index: u64, out: &mut [u32; TILE]) {
-        // Tiles start at multiples of their length if a caller splits at blocks. Otherwise the lower half may wrap
-        // inside a tile, and all its elements have the upper half of the first one. Only such a tile depends on where
-        // it begins.
+        let before_wrap = (u32::MAX - index as u32) as usize + 1;
+        if before_wrap >= TILE {
+            return self.fill_part(stream, index, out);
+        }
+        // The lower half wraps inside the tile, once in 2^32 elements.
+        let (left, right) = out.split_at_mut(before_wrap);
+        self.fill_part(stream, index, left);
+        self.fill_part(stream, index + before_wrap as u64, right);
+    }
+
+    /// Writes the noise of elements whose indices have the same upper half.
+    #[inline(always)]
+    fn fill_part(self, stream: NoiseStream, index: u64, out: &mut [u32]) {
         let key = mix(self.seed ^ mix(self.step ^ mix((index >> 32) << 2 | stream as u64)));
         let (first, second) = (key as u32, (key >> 32) as u32);
         for (place, out) in out.iter_mut().enumerate() {
@@ -65,9 +75,11 @@ mod tests {
 
     #[test]
     fn it_is_the_same_wherever_a_tile_begins() {
-        let whole = noise(7, 3, NoiseStream::Weights, 256);
-        let later = noise(7, 3, NoiseStream::Weights, 256 + 40);
-        assert_eq!(whole[40..], later[..TILE - 40]);
+        for start in [256, (1 << 32) - 30, (1 << 32) - 60, (5 << 32) - 1] {
+            let whole = noise(7, 3, NoiseStream::Weights, start);
+            let later = noise(7, 3, NoiseStream::Weights, start + 40);
+            assert_eq!(whole[40..], later[..TILE - 40]);
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ fn known(code: Code) -> Option<&'static (Code, &'static CStr, &'static CStr)> {
     CODES.iter().find(|(known, _, _)| *known == code)
 }
 
-/// The codes that the fake driver returns by itself, except those of stream capture, and others that tests may inject.
+/// The codes that the fake driver returns by itself, and others that tests may inject.
 static CODES: &[(Code, &CStr, &CStr)] = &[
     (0, c"CUDA_SUCCESS", c"it worked"),
     (1, c"CUDA_ERROR_INVALID_VALUE", c"an argument is out of range"),
@@ -70,5 +70,8 @@ static CODES: &[(Code, &CStr, &CStr)] = &[
     (801, c"CUDA_ERROR_NOT_SUPPORTED", c"not supported"),
     (802, c"CUDA_ERROR_SYSTEM_NOT_READY", c"the system is not ready for CUDA"),
     (803, c"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", c"library and kernel driver do not match"),
+    (900, c"CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", c"not permitted while a stream is captured"),
+    (901, c"CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", c"the capture was invalidated"),
+    (906, c"CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", c"the legacy stream would depend on a captured one"),
     (999, c"CUDA_ERROR_UNKNOWN", c"unknown error"),
 ];
