@@ -22,9 +22,9 @@ LAYERS_MAX = 100_000
 # several modules.
 _MODULES_PER_TENSOR = 256
 _MODULES_MIN = 1000
-# Weights that a model may have for each element of its files: tied weights are made twice, and tied only then.
-_ELEMENTS_PER_ELEMENT = 4
-_ELEMENTS_MIN = 1 << 20
+# Elements that may be registered for each one of the files: tied weights are made several times, then filled, then tied.
+_ELEMENTS_PER_ELEMENT = 16
+_ELEMENTS_MIN = 1 << 24
 # Far more than the largest tokenizer has. Their readers take several times the memory of a file.
 _FILE_BYTES_MAX = 256 << 20
 _REMEDY = "take config.json from the original model"
