@@ -22,7 +22,7 @@ LAYERS_MAX = 100_000
 # several modules.
 _MODULES_PER_TENSOR = 256
 _MODULES_MIN = 1000
-# Elements that may be registered for each one of the files: tied weights are made several times, then filled, then tied.
+# Elements that a model may register for each one of its files: tied weights are made several times, and filled again.
 _ELEMENTS_PER_ELEMENT = 16
 _ELEMENTS_MIN = 1 << 24
 # Far more than the largest tokenizer has. Their readers take several times the memory of a file.
