@@ -212,6 +212,10 @@ class Checkpointer:
             self._nested_saves += 1
             try:
                 return self._save(step, state, force)
+            except Exception:
+                # In a child that a signal handler forked meanwhile, any step may fail: the parent holds the folder.
+                self._check_process(is_to_save=True)
+                raise
             finally:
                 self._nested_saves -= 1
 
