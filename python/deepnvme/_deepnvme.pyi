@@ -1561,7 +1561,7 @@ class Kernel:
     """Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 
     ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
-    ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread per processor.
+    ``"two-step"``, ``"two-step-fused"`` and ``"one-step"``. ``threads=0`` starts one thread per processor.
     """
 
     def __new__(cls, *, threads: int = 0, sqrt_mode: str = "exact") -> Self: ...

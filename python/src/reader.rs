@@ -19,13 +19,10 @@ use crate::{default, error, memory, tensor_memory, torch};
 /// Largest read copied from a window without releasing the GIL.
 const PEEK_BYTES_MAX: usize = 32 << 10;
 
-/// Smallest read that bypasses the windows and reads straight from the device, unless the page cache has the bytes.
-/// Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
+/// Smallest read that bypasses the windows. Smaller reads gain more from prefetched bytes: with one request after the other, the disk idles in between.
 const LARGE_BYTES_MIN: usize = 32 << 20;
 /// Smallest fresh allocation for which huge pages pay off.
 const HUGE_BYTES_MIN: usize = 8 << 20;
-/// Maximum bytes copied from the page cache between checks for Ctrl-C.
-const COPY_BYTES_MAX: usize = 256 << 20;
 
 /// Read a file sequentially at a moving position.
 #[pyclass(frozen, name = "_FileReader", module = "deepnvme._deepnvme")]
@@ -148,7 +145,7 @@ impl FileReader {
         (at, self.file_bytes.saturating_sub(at))
     }
 
-    /// Fills all of `target`. Small reads use the windows, large ones read straight from the device or the page cache.
+    /// Fills all of `target`. Small reads use the windows, large ones are requests of their own.
     fn fill(&self, py: Python<'_>, at: u64, target: RegionMut) -> PyResult<()> {
         let size = target.len();
         if size <= PEEK_BYTES_MAX && self.handle.try_peek(|reader| reader.read_held(at, &target)) == Some(true) {
@@ -158,38 +155,11 @@ impl FileReader {
             target.advise_huge();
         }
         if size >= LARGE_BYTES_MIN {
-            let on_host = target.device() == Device::Host;
-            let started =
-                self.handle.with(py, |reader| match on_host && reader.is_cached(&(at..at + size as u64)) {
-                    true => Ok(Err(target)),
-                    false => reader.start_read(at, target).map(Ok),
-                })?;
-            return match started {
-                Ok(pending) => wait_or_cancel(py, PendingRequest::new(AnyTransfer::Read(pending))).map(drop),
-                Err(target) => self.copy(py, at, target),
-            };
+            let pending = self.handle.with(py, |reader| reader.start_read(at, target))?;
+            return wait_or_cancel(py, PendingRequest::new(AnyTransfer::Read(pending))).map(drop);
         }
         let read = self.handle.with(py, |reader| reader.read_into(at, &target))?;
         check_whole(py, read, size)
-    }
-
-    /// Fills a large target from the page cache in pieces, so that Ctrl-C works.
-    fn copy(&self, py: Python<'_>, mut at: u64, target: RegionMut) -> PyResult<()> {
-        let mut rest = Some(target);
-        while let Some(target) = rest.take() {
-            let piece = if target.is_contiguous() && target.len() > COPY_BYTES_MAX {
-                let (piece, others) = target.split_at(COPY_BYTES_MAX);
-                rest = Some(others);
-                piece
-            } else {
-                target
-            };
-            let read = self.handle.with(py, |reader| reader.read_into(at, &piece))?;
-            check_whole(py, read, piece.len())?;
-            at += read as u64;
-            py.check_signals()?;
-        }
-        Ok(())
     }
 }
 

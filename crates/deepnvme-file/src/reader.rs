@@ -10,7 +10,6 @@ use deepnvme_io::mem::{Buffer, Device, PAGE_BYTES, Region, RegionMut};
 use crate::open::{Target, open};
 use crate::prefetch_window::{Filling, Held, Window};
 use crate::{BUFFER_BYTES, BUFFERS};
-use deepnvme_io::DirectMode;
 use deepnvme_io::Engine;
 use deepnvme_io::Transfer;
 use deepnvme_io::op::Errno;
@@ -29,7 +28,6 @@ const CACHED_BYTES_MAX: usize = 256 << 10;
 const UNWINDOWED_BYTES_MIN: usize = 16 << 10;
 /// Windows start at multiples of this, so that they need no bounce buffer on common devices.
 const WINDOW_ALIGNMENT_BYTES: u64 = PAGE_BYTES;
-const CACHED_REASON: &str = "most of the bytes were in the page cache";
 
 /// Reads a file in any order. Fastest from start to end.
 #[derive(Debug)]
@@ -39,9 +37,6 @@ pub struct FileReader {
     current: Option<Held>,
     engine: Arc<Engine>,
     file: Arc<TensorFile>,
-    /// The same file through the page cache, opened when first needed.
-    twin: Option<Arc<TensorFile>>,
-    may_use_cache: bool,
     file_bytes: u64,
     next_bytes: usize,
     read_ahead: bool,
@@ -70,8 +65,6 @@ impl FileReader {
             current: None,
             engine,
             file,
-            twin: None,
-            may_use_cache: direct != DirectMode::Required,
             file_bytes,
             next_bytes: FIRST_BYTES,
             read_ahead: true,
@@ -287,41 +280,17 @@ impl FileReader {
     /// device. The kernel reads the few missing pages. Always false if direct I/O is required.
     #[must_use]
     pub fn is_cached(&self, range: &Range<u64>) -> bool {
-        self.may_use_cache && self.file.cached_pages(range).is_some_and(|(cached, asked)| mostly(cached, asked))
+        self.file.is_mostly_cached(range)
     }
 
     /// Copies from the page cache on this thread. Returns the number of bytes. The number is 0 at the end of the file;
     /// a read by the engine then reports the end.
-    fn read_cached(&mut self, offset: u64, memory: &Region) -> Result<usize> {
-        self.through_cache()?.read_through_cache(offset, memory)
+    fn read_cached(&self, offset: u64, memory: &Region) -> Result<usize> {
+        self.file.read_through_cache(offset, memory)
     }
-
-    fn through_cache(&mut self) -> Result<Arc<TensorFile>> {
-        if let Some(twin) = &self.twin {
-            return Ok(Arc::clone(twin));
-        }
-        let twin = self.file.reopen_buffered(CACHED_REASON)?;
-        Ok(Arc::clone(self.twin.insert(twin)))
-    }
-}
-
-/// Seven eighths: a missing page costs far more than a cached one saves.
-fn mostly(cached: u64, asked: u64) -> bool {
-    cached >= asked - asked / 8
 }
 
 /// Returns whether a file has bytes although its size is zero, as files of /proc do.
 fn has_hidden_bytes(file: &TensorFile) -> bool {
     fs::read_at(file.descriptor(), &mut [0], 0).is_ok_and(|count| count > 0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::mostly;
-
-    #[test]
-    fn a_range_is_cached_when_hardly_anything_is_missing() {
-        assert!(mostly(1, 1) && mostly(7, 8) && mostly(900, 1000));
-        assert!(!mostly(0, 1) && !mostly(6, 8) && !mostly(6, 7) && !mostly(800, 1000));
-    }
 }

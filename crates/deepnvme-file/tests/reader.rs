@@ -253,7 +253,6 @@ fn stripe_sets_are_read_in_any_order_too() {
     let file = deepnvme_file::open(&Target::Stripes(set.clone()), options).unwrap();
     engine.write(&file, 0, Region::from_vec(data.clone()), WriteOptions::default()).unwrap().wait().1.unwrap();
     let mut reader = FileReader::open(engine, &Target::Stripes(set)).unwrap();
-    assert!(!reader.is_cached(&(0..1000)), "the parts are not asked one by one");
     for (at, bytes) in [(2_999_000, 1000), (0, 10), (20, 700_000), (1, 2_999_999)] {
         let target = zeroed(bytes);
         assert_eq!(reader.read_into(at as u64, &target).unwrap(), bytes);

@@ -14,6 +14,9 @@ use crate::sync::{Mutex, lock};
 /// Largest latency of the histogram. Longer ones count as this.
 const LATENCY_US_MAX: u64 = 600_000_000;
 
+/// The reason for a buffered read although direct I/O was requested.
+pub(crate) const CACHED_REASON: &str = "most of the bytes were in the page cache";
+
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         #[derive(Debug, Default)]
@@ -186,6 +189,11 @@ impl WorkerStats {
         };
         Self::count(counter, bytes);
         Self::count(&self.counters.gpu_copies, 1);
+    }
+
+    /// Records that a read came from the page cache although direct I/O was requested.
+    pub(crate) fn read_from_cache(&self) {
+        lock(&self.buffered_reason).get_or_insert_with(|| CACHED_REASON.into());
     }
 
     /// Counts allocated bounce buffers.

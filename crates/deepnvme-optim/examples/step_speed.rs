@@ -47,7 +47,14 @@ fn main() {
         time("plain loop", &mut || {
             dispatch!(Level::new(), _ => plain(&mut weights, &grad, &mut first, &mut second));
         });
-        for (name, sqrt_mode) in [("fp32", SqrtMode::Exact), ("fp32, two-step root", SqrtMode::TwoStep)] {
+        for (name, sqrt_mode) in [
+            ("fp32", SqrtMode::Exact),
+            ("fp32, two-step root", SqrtMode::TwoStep),
+            ("fp32, one-step root", SqrtMode::OneStep),
+        ] {
+            if !sqrt_mode.is_available() {
+                continue;
+            }
             time(name, &mut || {
                 let moments = vec![MomentMut::F32(&mut first), MomentMut::F32(&mut second)];
                 let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));

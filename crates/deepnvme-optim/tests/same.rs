@@ -41,7 +41,7 @@ proptest! {
     #[test]
     fn on_every_level(
         seed in any::<u64>(), elements in prop_oneof![3 => 0_usize..600, 1 => 600_usize..3000],
-        kind in any::<(bool, bool)>(), sqrt_mode in 0_usize..3,
+        kind in any::<(bool, bool)>(), sqrt_mode in 0..SqrtMode::ALL.len(),
     ) {
         let sqrt_mode = SqrtMode::ALL[sqrt_mode];
         prop_assume!(sqrt_mode.is_available());
@@ -61,7 +61,7 @@ proptest! {
     #[test]
     fn with_any_slicing(
         seed in any::<u64>(), elements in 1_usize..4000, cuts in prop::collection::vec(0_usize..32, 0..6),
-        is_plain in any::<bool>(), sqrt_mode in 0_usize..3,
+        is_plain in any::<bool>(), sqrt_mode in 0..SqrtMode::ALL.len(),
     ) {
         let sqrt_mode = SqrtMode::ALL[sqrt_mode];
         prop_assume!(sqrt_mode.is_available());

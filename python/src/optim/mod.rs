@@ -30,7 +30,7 @@ use tensors::{Floats, Moment, PartArgument, PartTensors};
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 ///
 /// ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
-/// ``"two-step"`` and ``"two-step-fused"``. ``threads=0`` starts one thread per processor.
+/// ``"two-step"``, ``"two-step-fused"`` and ``"one-step"``. ``threads=0`` starts one thread per processor.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
     pool: ThreadPool,
@@ -260,6 +260,7 @@ fn sqrt_mode_name(mode: SqrtMode) -> &'static str {
         SqrtMode::Exact => "exact",
         SqrtMode::TwoStep => "two-step",
         SqrtMode::TwoStepFused => "two-step-fused",
+        SqrtMode::OneStep => "one-step",
     }
 }
 

@@ -87,7 +87,7 @@ impl From<Backend> for BackendChoice {
 pub(crate) enum Direct {
     /// Bypass the page cache, or fail
     Required,
-    /// Bypass the page cache if the file system supports it
+    /// Bypass the page cache if the file system supports it, except for reads of cached bytes
     Preferred,
     /// Use the page cache
     Disabled,

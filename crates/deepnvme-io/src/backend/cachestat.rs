@@ -4,6 +4,8 @@
 use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use crate::op::Errno;
+
 /// `cachestat`, since Linux 6.5. The number is the same on x86-64, AArch64 and RISC-V.
 const SYS_CACHESTAT: libc::c_long = 451;
 
@@ -23,17 +25,22 @@ struct Cachestat {
     nr_recently_evicted: u64,
 }
 
-/// Returns how many pages of a byte range are in the page cache. `None` if the kernel does not report it: before Linux
-/// 6.5, in a sandbox, or for another user's files.
-pub(crate) fn cached_pages(fd: BorrowedFd<'_>, range: &Range<u64>) -> Option<u64> {
+/// Returns how many pages of a byte range are in the page cache.
+///
+/// # Errors
+/// The kernel's error if it does not report it: before Linux 6.5, in a sandbox, or for another user's files.
+pub(crate) fn cached_pages(fd: BorrowedFd<'_>, range: &Range<u64>) -> Result<u64, Errno> {
     if range.is_empty() {
-        return Some(0);
+        return Ok(0);
     }
     let mut range = CachestatRange { off: range.start, len: range.end - range.start };
     let mut found = Cachestat::default();
     // SAFETY: both structs have the kernel's layout and live for the call. The borrowed descriptor is open.
     let answer = unsafe { libc::syscall(SYS_CACHESTAT, fd.as_raw_fd(), &raw mut range, &raw mut found, 0_u32) };
-    (answer == 0).then_some(found.nr_cache)
+    if answer == 0 {
+        return Ok(found.nr_cache);
+    }
+    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::NOSYS))
 }
 
 #[cfg(test)]
@@ -48,11 +55,11 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[7; 10 * 4096]).unwrap();
         file.set_len(100 * 4096).unwrap();
-        let Some(pages) = cached_pages(file.as_fd(), &(0..10 * 4096)) else { return };
+        let Ok(pages) = cached_pages(file.as_fd(), &(0..10 * 4096)) else { return };
         let page_bytes = rustix::param::page_size() as u64;
         assert_eq!(pages, 10 * 4096 / page_bytes);
-        assert_eq!(cached_pages(file.as_fd(), &(50 * 4096..100 * 4096)), Some(0));
-        assert_eq!(cached_pages(file.as_fd(), &(5000..5001)), Some(1), "a part of a page is the page");
-        assert_eq!(cached_pages(file.as_fd(), &(0..0)), Some(0));
+        assert_eq!(cached_pages(file.as_fd(), &(50 * 4096..100 * 4096)), Ok(0));
+        assert_eq!(cached_pages(file.as_fd(), &(5000..5001)), Ok(1), "a part of a page is the page");
+        assert_eq!(cached_pages(file.as_fd(), &(0..0)), Ok(0));
     }
 }

@@ -8,6 +8,7 @@
 use crate::error::{Error, Result};
 
 pub mod aio;
+#[cfg(not(simulated))]
 pub(crate) mod cachestat;
 pub(crate) mod call;
 mod clone;

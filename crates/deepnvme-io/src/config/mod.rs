@@ -39,7 +39,8 @@ pub enum WindowMode {
 pub enum DirectMode {
     /// Direct I/O, or an error.
     Required,
-    /// Direct I/O if the file system supports it, otherwise buffered. `stats` and `direct()` report which.
+    /// Direct I/O if the file system supports it, otherwise buffered. `stats` and `direct()` report which. Reads of bytes
+    /// that are in the page cache use it.
     #[default]
     Preferred,
     /// Always through the page cache.

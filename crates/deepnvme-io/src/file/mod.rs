@@ -1,7 +1,8 @@
 //! An open file or stripe set, with a direct and a buffered descriptor per part.
 //!
 //! [`TensorFile::open`] opens a file by name, and [`TensorFile::from_fd`] duplicates a descriptor. `part` has the two
-//! descriptors of one part. `alignment` finds the alignment for direct I/O.
+//! descriptors of one part. `alignment` finds the alignment for direct I/O. `page_cache` tells when a read uses the
+//! cache.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -12,7 +13,6 @@ use std::sync::Arc;
 use deepnvme_mem::Region;
 use smallvec::smallvec;
 
-use crate::backend::cachestat::cached_pages;
 use crate::backend::call;
 use crate::config::DirectMode;
 use crate::display;
@@ -25,8 +25,10 @@ use crate::split::{FileGeometry, IoMode};
 use crate::stripe_layout::StripeLayout;
 
 mod alignment;
+mod page_cache;
 mod part;
 
+pub(crate) use page_cache::CachedShare;
 pub(crate) use part::Part;
 
 /// Smallest write in place that preallocates.
@@ -286,17 +288,29 @@ impl TensorFile {
         Ok(())
     }
 
-    /// Returns how many pages of a plain file's range are in the page cache, and how many pages the range has. `None`
-    /// for a stripe set or an empty range, or if the kernel does not report it.
+    /// Returns whether a read of the range is faster through the page cache: at least seven eighths of its pages are
+    /// there. False for a range in several stripes, if direct I/O is required, for block devices and network file
+    /// systems, and where the kernel does not report it (before Linux 6.5).
     #[must_use]
-    pub fn cached_pages(&self, range: &Range<u64>) -> Option<(u64, u64)> {
-        let [part] = &self.parts[..] else { return None };
-        if range.is_empty() {
-            return None;
+    pub fn is_mostly_cached(&self, range: &Range<u64>) -> bool {
+        matches!(self.cached_share(range), CachedShare::Most | CachedShare::All)
+    }
+
+    /// Returns how much of the range the page cache has, under the same conditions.
+    pub(crate) fn cached_share(&self, range: &Range<u64>) -> CachedShare {
+        if range.is_empty() || self.contiguous_bytes(range.start) < range.end - range.start {
+            return CachedShare::None;
         }
+        let (part, at) = self.part_at(range.start);
+        let range = at..at + (range.end - range.start);
         let page_bytes = rustix::param::page_size() as u64;
         let pages = (range.end - 1) / page_bytes - range.start / page_bytes + 1;
-        Some((cached_pages(part.any().as_fd(), range)?, pages))
+        part.cached_pages(&range).map_or(CachedShare::None, |cached| CachedShare::of(cached, pages))
+    }
+
+    /// Returns how many bytes from `offset` on are contiguous in one part.
+    pub(crate) fn contiguous_bytes(&self, offset: u64) -> u64 {
+        self.layout.contiguous_bytes(offset)
     }
 
     /// Reads through the page cache on the calling thread, with one system call, repeated if a signal interrupts it.
@@ -318,16 +332,6 @@ impl TensorFile {
                 Err(errno) => return Err(Error::os("read", errno).at_path(part.path()).at_offset(offset)),
             }
         }
-    }
-
-    /// Returns the same open file with all transfers through the page cache. [`direct`](Self::direct) returns the
-    /// reason.
-    ///
-    /// # Errors
-    /// If the buffered descriptor is not open yet, and cannot be opened.
-    pub fn reopen_buffered(&self, reason: &str) -> Result<Arc<Self>> {
-        let parts = self.parts.iter().map(|part| part.reopen_buffered(reason)).collect::<Result<Vec<_>>>()?;
-        Ok(Arc::new(Self { path: self.path.clone(), parts, layout: self.layout }))
     }
 
     /// Returns a descriptor of the first part, to lock or stat it.

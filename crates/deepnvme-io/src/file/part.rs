@@ -1,11 +1,13 @@
 //! One part file. Its direct descriptor is opened at once. Its buffered descriptor is opened on first use, or at once
 //! if there is no direct one.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::alignment::{self, Found};
+use super::page_cache;
 use super::{Access, DirectState, OpenOptions};
 use crate::backend::gds::Gds;
 use crate::config::DirectMode;
@@ -36,6 +38,7 @@ pub(crate) struct Part {
     /// Its registration with cuFile, or the reason why there is none.
     cufile_registration: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
+    has_coherent_cache: OnceLock<bool>,
 }
 
 impl Part {
@@ -127,7 +130,7 @@ impl Part {
             .then(|| fs::folder_of(&path))
             .map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()));
         let (cufile_registration, gds_refusal) = (OnceLock::new(), OnceLock::new());
-        let (direct, buffered) = (None, OnceLock::new());
+        let (direct, buffered, has_coherent_cache) = (None, OnceLock::new(), OnceLock::new());
         Self {
             path,
             folder,
@@ -138,24 +141,8 @@ impl Part {
             buffered_reason,
             cufile_registration,
             gds_refusal,
+            has_coherent_cache,
         }
-    }
-
-    pub(super) fn reopen_buffered(&self, reason: &str) -> Result<Self> {
-        let (buffered, buffered_reason) = (OnceLock::new(), OnceLock::new());
-        let _ = buffered.set(self.descriptor(IoMode::Buffered)?);
-        let _ = buffered_reason.set(reason.into());
-        Ok(Self {
-            path: self.path.clone(),
-            folder: self.folder.clone(),
-            access: self.access,
-            direct: None,
-            buffered,
-            requires_direct: false,
-            buffered_reason,
-            cufile_registration: OnceLock::new(),
-            gds_refusal: OnceLock::new(),
-        })
     }
 
     fn set_direct(&mut self, fd: OwnedFd, fail: &dyn Fn(Errno) -> Error) -> Result<()> {
@@ -238,6 +225,18 @@ impl Part {
         };
         let fd = reopened.map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
         Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
+    }
+
+    /// Returns how many pages of a range are in the page cache. `None` if the kernel does not report it, or if reads of
+    /// the part may not use the cache: direct I/O is required, the cache may be older than the device, or no buffered
+    /// descriptor can be opened.
+    pub(super) fn cached_pages(&self, range: &Range<u64>) -> Option<u64> {
+        let is_coherent = || self.stat().is_ok_and(|stat| page_cache::is_coherent(self.any().as_fd(), &stat));
+        if self.requires_direct || (self.direct.is_some() && !*self.has_coherent_cache.get_or_init(is_coherent)) {
+            return None;
+        }
+        let pages = fs::cached_pages(self.any().as_fd(), range).ok()?;
+        (pages == 0 || self.descriptor(IoMode::Buffered).is_ok()).then_some(pages)
     }
 
     /// Opens the file by its name, if the name still refers to this file.

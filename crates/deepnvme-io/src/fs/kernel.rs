@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use rustix::fs::{
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::stat::{FileId, FileKind, ListKind, Space, Stat};
+use crate::backend::cachestat;
 use crate::backend::close::close;
 use crate::op::Errno;
 
@@ -322,6 +324,14 @@ pub fn set_open_flags(file: BorrowedFd<'_>, flags: OFlags) -> Result<(), Errno> 
 /// The kernel's error.
 pub fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<usize, Errno> {
     repeat(|| rustix::io::pread(file, &mut *bytes, offset))
+}
+
+/// Returns how many pages of a byte range are in the page cache.
+///
+/// # Errors
+/// The kernel's error if it does not report it: before Linux 6.5, in a sandbox, or for another user's files.
+pub fn cached_pages(file: BorrowedFd<'_>, range: &Range<u64>) -> Result<u64, Errno> {
+    cachestat::cached_pages(file, range)
 }
 
 /// Writes a few bytes, such as metadata. Returns the bytes written.

@@ -132,6 +132,11 @@ impl Extent {
         Ok(Self { segments, range, grid, geometry, middle: has_edges.then_some(inner), blocks_before })
     }
 
+    /// Returns its range of the file.
+    pub(super) fn range(&self) -> &Range<u64> {
+        &self.range
+    }
+
     /// Returns the number of its blocks.
     pub(super) fn block_count(&self) -> u64 {
         match &self.middle {

@@ -16,6 +16,8 @@
 mod extents;
 mod route;
 
+use std::ops::Range;
+
 use deepnvme_mem::PAGE_BYTES;
 
 pub use self::extents::{BlockSizes, FileAlignment, FileGeometry, GDS_BYTES_MIN, Segment};
@@ -140,6 +142,25 @@ impl BlockPlan {
         let direct = extent.geometry.direct.filter(|_| !is_buffered);
         let router = Router { direction: self.direction, segments: &self.segments, bounce_bytes: self.bounce_bytes };
         router.choose(&mut block, direct, extent.geometry.has_gds);
+        block
+    }
+
+    /// Returns the range from a block's start to the end of its run of neighbours, at most `bytes_max` long unless the
+    /// block is longer.
+    #[must_use]
+    pub fn rest_of_extent(&self, block: &Block, bytes_max: u64) -> Range<u64> {
+        let at = self.extents.partition_point(|extent| extent.segments.start <= block.segments.start) - 1;
+        let Range { start, end } = block.range;
+        start..self.extents[at].range().end.min(start.saturating_add(bytes_max)).max(end)
+    }
+
+    /// Returns a read block as it is if its bytes come from the page cache: buffered, and not widened.
+    #[must_use]
+    pub fn through_cache(&self, block: Block) -> Block {
+        let io = block.range.clone();
+        let mut block = Block { io, mode: IoMode::Buffered, route: Route::Caller, ..block };
+        let router = Router { direction: self.direction, segments: &self.segments, bounce_bytes: self.bounce_bytes };
+        router.choose(&mut block, None, false);
         block
     }
 }

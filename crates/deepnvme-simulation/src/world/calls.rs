@@ -1,11 +1,13 @@
 //! System calls of the code under test.
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use deepnvme_io::fs::simulated::{At, Calls};
 use deepnvme_io::fs::{FileId, FileKind, OFlags, Space, Stat};
+use deepnvme_io::mem::PAGE_BYTES;
 use deepnvme_simulation_runtime::thread;
 use rustix::fs::{FlockOperation, Mode, fcntl_getfl, fcntl_setfl, flock, ftruncate};
 use rustix::io::{Errno, pread, pwrite};
@@ -19,6 +21,8 @@ use super::tree::{Metadata, Node};
 const EXT4: u32 = 0xef53;
 /// Mode bits cleared for new files.
 const UMASK: u32 = 0o022;
+/// Chance that the page cache has all pages of a range.
+const CACHED_PER_MILLE: u32 = 300;
 /// Attempts to take a held lock before the world gives up.
 const LOCK_ATTEMPTS_MAX: u32 = 100_000;
 
@@ -266,6 +270,13 @@ impl Calls for World {
         let wanted = bytes.len();
         let at_most = if wanted > 1 && state.rng().chance(100) { 1 + wanted / 2 } else { wanted };
         pread(file, &mut bytes[..at_most], offset)
+    }
+
+    fn cached_pages(&self, file: BorrowedFd<'_>, range: &Range<u64>) -> Result<u64, Errno> {
+        let mut state = self.step("cached_pages", range)?;
+        state.tree.inode_of(file)?;
+        let pages = range.end.div_ceil(PAGE_BYTES) - range.start / PAGE_BYTES;
+        Ok(if state.rng().chance(CACHED_PER_MILLE) { pages } else { 0 })
     }
 
     fn write_at(&self, file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> Result<usize, Errno> {

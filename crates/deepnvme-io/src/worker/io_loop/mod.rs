@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::gpu::{EngineGpus, GpuSlice};
 use crate::op::{Completion, Direction, Op, Pieces, Submit};
 use crate::request::{SyncTarget, WorkGuard};
-use crate::split::{Block, Route};
+use crate::split::{Block, IoMode, Route};
 use crate::stats::WorkerStats;
 
 /// Collected bytes that trigger a flush to the kernel although more ops could follow. The number is small because the
@@ -139,7 +139,19 @@ impl<B: Backend> IoLoop<B> {
                 }
             }
         }
+        let block = self.choose_cache(&guard, block);
         self.start(guard, block)
+    }
+
+    /// Turns a direct read into a buffered one if the page cache has the bytes.
+    fn choose_cache(&self, guard: &WorkGuard, block: Block) -> Block {
+        let request = guard.request();
+        let is_direct_read = block.mode == IoMode::Direct && request.plan.direction() == Direction::Read;
+        if !is_direct_read || block.route == Route::Gds || !request.is_cached(&block) {
+            return block;
+        }
+        self.accounts.stats.read_from_cache();
+        request.plan.through_cache(block)
     }
 
     /// Starts a block as it is. Returns its guard if it must wait for a bounce buffer.
