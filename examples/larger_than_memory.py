@@ -182,7 +182,7 @@ for form in ("lossless", "int8"):
 # ## Compare
 #
 # Some of the packed weights stay in memory as they are on disk, so that a run reads less than the sizes suggest.
-# On few processors, decoding can cost more than the drive gains: then packing does not pay. `deepnvme pack --dry-run`
+# On few CPUs, decoding can cost more than the drive gains: then packing does not pay. `deepnvme pack --dry-run`
 # says that in advance.
 
 # %%

@@ -1,6 +1,6 @@
 """Run Python scripts in forks of a process that has imported what they need. Standard library only.
 
-A new interpreter takes 2 to 6 s of processor time to import torch or transformers; a fork already has them. Each script
+A new interpreter takes 2 to 6 s of CPU time to import torch or transformers; a fork already has them. Each script
 gets its own process, folder, environment and output. A test of imports, of variables that an import reads, or of the
 end of a process needs a new interpreter.
 """
@@ -121,7 +121,7 @@ class ForkedPython:
         return int(self._ask(request))
 
     def wait(self, process: int) -> tuple[int, float]:
-        """Wait until a script ends. Returns its status and the seconds of processor time, its children's included."""
+        """Wait until a script ends. Returns its status and the seconds of CPU time, its children's included."""
         status, seconds = self._ask({"wait": process})
         return status, seconds
 

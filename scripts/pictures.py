@@ -140,10 +140,10 @@ def memory_bound() -> Picture:
 
 def streamed_token() -> Picture:
     """Show how reading and computing overlap while a token is generated."""
-    picture = Picture(760, 190, "A timeline of one token: the disk reads the next layers while the processor computes")
+    picture = Picture(760, 190, "A timeline of one token: the disk reads the next layers while the CPU computes")
     layers = (("0", 0), ("1", 1), ("2", 0), ("3", 1), ("4", 0), ("0", 1))
     picture.text(10, 56, "disk")
-    picture.text(10, 116, "processor")
+    picture.text(10, 116, "CPU")
     x = 90.0
     for index, (name, slot) in enumerate(layers):
         left = x + index * 100
@@ -157,7 +157,7 @@ def streamed_token() -> Picture:
         160,
         "The colour is the slot: a layer is read into one slot while the layer before it computes in the other.",
     )
-    picture.text(90, 180, "Here the disk is the limit: it never waits, and the processor waits for each layer.")
+    picture.text(90, 180, "Here the disk is the limit: it never waits, and the CPU waits for each layer.")
     return picture
 
 

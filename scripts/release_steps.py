@@ -328,7 +328,7 @@ def oldest_glibc(release: Release) -> str:
 
 
 def aarch64_tests(release: Release) -> str:
-    """Run the tests of EMULATED_TESTS on aarch64, in a container or in a folder. qemu emulates the processor."""
+    """Run the tests of EMULATED_TESTS on aarch64, in a container or in a folder. qemu emulates the CPU."""
     path = release.wheel("aarch64")
     without_docker = systems.docker_lacks("linux/arm64")
     folder = folder_for_aarch64(release, without_docker) if without_docker else None

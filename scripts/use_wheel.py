@@ -51,7 +51,7 @@ def reported(folder: str) -> dict[str, Any]:
 
 
 def system() -> str:
-    """Return the processor and the C library."""
+    """Return the CPU and the C library."""
     return f"{platform.machine()}, {' '.join(platform.libc_ver())}"
 
 

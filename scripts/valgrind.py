@@ -120,7 +120,7 @@ class Check:
 
 
 def run(checks: list[Check]) -> list[str]:
-    """Run all, one per processor, since each runs one thread at a time. Return the names of those with findings."""
+    """Run all, one per CPU, since each runs one thread at a time. Return the names of those with findings."""
     waiting = [*checks]
     running: list[Check] = []
     failed: list[str] = []

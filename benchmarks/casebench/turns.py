@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1 << 20
-# The best of a sweep on two machines: buffers that stay in the processor's cache.
+# The best of a sweep on two machines: buffers that stay in the CPU's cache.
 FIO = fio.FioSetting("libaio", 512 << 10, 8, huge=False)
-# 256 MiB of buffers exceed the processor's cache, so that fio meets the memory bus as tensors do.
+# 256 MiB of buffers exceed the CPU's cache, so that fio meets the memory bus as tensors do.
 FIO_LARGE_BUFFERS = fio.FioSetting("libaio", MIB, 256, huge=False)
 
 

@@ -42,7 +42,7 @@ class Fio(Tool):
 
 
 class FioAsMuchMemory(Tool):
-    """fio with as much memory as the state: the limit for tensors, which do not fit into the processor's cache."""
+    """fio with as much memory as the state: the limit for tensors, which do not fit into the CPU's cache."""
 
     name = "fio, as much memory"
     suffix = ".raw"

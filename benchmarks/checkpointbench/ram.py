@@ -41,7 +41,7 @@ def copier(state: State, threads: int) -> Callable[[State], None]:
 def folder_itself(path: Path, size: int, threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return functions that write a new file and read it with plain calls: the speed of the file system itself."""
     pool = ThreadPoolExecutor(threads)
-    # So large that the calls cost nothing, and none of it stays in the processor's cache.
+    # So large that the calls cost nothing, and none of it stays in the CPU's cache.
     pieces = [memoryview(bytearray(os.urandom(128 << 20))) for _ in range(threads)]
     step = len(pieces[0])
 

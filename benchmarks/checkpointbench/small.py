@@ -1,8 +1,8 @@
-"""Loads of 10,000 small tensors: processor time, requests and operations of each.
+"""Loads of 10,000 small tensors: CPU time, requests and operations of each.
 
     python -m checkpointbench.small [--folder scratch] [--rounds 5]
 
-The file is read once first, so that it is in the page cache. Processor time is that of the whole process, as the
+The file is read once first, so that it is in the page cache. CPU time is that of the whole process, as the
 median of the rounds.
 """
 

@@ -118,7 +118,7 @@ class Safetensors(Tool):
 
 
 class FastSafetensors(Tool):
-    """``fastsafe_open`` on the processor."""
+    """``fastsafe_open`` on the CPU."""
 
     name = "fastsafetensors"
     saves = False

@@ -55,7 +55,7 @@ def waits(driver: Any, stream: Any) -> None:
             busy = time.process_time()
             took = microseconds(copy, _COPIES)
             busy = (time.process_time() - busy) * 1e6 / _COPIES
-            print(f"{name} wait for a copy of {nbytes >> 10} KiB: {took:.1f} us, processor {busy:.1f} us")
+            print(f"{name} wait for a copy of {nbytes >> 10} KiB: {took:.1f} us, CPU {busy:.1f} us")
 
 
 def prohibited(driver: Any, stream: Any) -> None:

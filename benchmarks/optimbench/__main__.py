@@ -21,7 +21,7 @@ from storagebench.rounds import order
 
 @dataclass
 class Samples:
-    """Seconds on the clock and of processors, one for each counted round."""
+    """Seconds on the clock and of CPUs, one for each counted round."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)

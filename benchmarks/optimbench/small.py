@@ -26,7 +26,7 @@ Make = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
 @dataclass
 class Samples:
-    """Microseconds for each parameter and step: on the clock, and of processors."""
+    """Microseconds for each parameter and step: on the clock, and of CPUs."""
 
     wall_us: list[float] = field(default_factory=list)
     cpu_us: list[float] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """``python -m perfcheck.costs``: what a gigabyte costs, for deepnvme and its peers.
 
-Counted for each operation: system calls, page faults, bytes copied for each byte moved, seconds of processor, and
+Counted for each operation: system calls, page faults, bytes copied for each byte moved, seconds of CPU, and
 for deepnvme the engine's requests and ops. Each runs in processes of its own, on a cold file: measured in
 ``--rounds`` of them, and once more with its system calls counted by strace. Counts of calls and faults hardly
 depend on the machine; times do.

@@ -36,10 +36,10 @@ def has_fallen(now: Ratios, before: Ratios) -> bool:
 
 
 def kind_of_machine(environment: dict[str, Any]) -> str:
-    """Return the name under which ratios are kept: they depend on the processors and on the disk."""
+    """Return the name under which ratios are kept: they depend on the CPUs and on the disk."""
     disk = environment["disk"]
     where = f"{disk.get('driver')}, {disk.get('file_system')}"
-    return f"{environment['cpu']}, {environment['cpu_count']} processors, {where}"
+    return f"{environment['cpu']}, {environment['cpu_count']} CPUs, {where}"
 
 
 def read(path: Path, kind: str) -> dict[str, Ratios]:

@@ -13,5 +13,5 @@ The main modules, from the bottom up:
 - ``rows``         one file for each kind of work
 - ``rounds``       every tool once in each round, in rotating order
 - ``summary``      medians and ratios; ``targets`` judges them; ``table``, ``record`` and ``plot`` show them
-- ``environment``  kernel, processor, disk and versions
+- ``environment``  kernel, CPU, disk and versions
 """

@@ -1,4 +1,4 @@
-"""Kernel, processor, disk and versions, without anything that identifies the machine."""
+"""Kernel, CPU, disk and versions, without anything that identifies the machine."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Turn:
 
     @property
     def cpu_s_per_token(self) -> float:
-        """Processor seconds for each token."""
+        """CPU seconds for each token."""
         return self.cpu_s / self.tokens
 
     def record(self) -> dict[str, float]:
@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass
 class _Mark:
-    """The time, processor seconds and bytes read at the end of a step, or the cost of dropping the page cache."""
+    """The time, CPU seconds and bytes read at the end of a step, or the cost of dropping the page cache."""
 
     at: float
     cpu_s: float

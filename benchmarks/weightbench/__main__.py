@@ -23,7 +23,7 @@ from weightbench.tools import EVERYBODY
 
 _FIO = "fio best"
 _FIO_64 = "fio, 64 MiB of memory"
-# 64 MiB fit no processor cache. The memory of fio's best setting may fit.
+# 64 MiB fit no CPU cache. The memory of fio's best setting may fit.
 _SETTING_64 = fio.FioSetting("libaio", 1 << 20, 64, huge=True)
 
 

@@ -117,7 +117,7 @@ def table(row: str, found: dict[str, Any]) -> str:
     times = found["times"]
     lines.append(
         f"ours is {times['step_s']:.2f} times as fast (passes {times['passes_s']:.2f}), "
-        f"with {times['cpu_s']:.2f} of our processor time in theirs"
+        f"with {times['cpu_s']:.2f} of our CPU time in theirs"
     )
     return "\n".join(lines)
 

@@ -2,7 +2,7 @@
 
 Without arguments, compile DeepSpeed's Adam and exit.
 
-The reply is one line of JSON: seconds of the step and of its forward and backward passes, processor seconds of all
+The reply is one line of JSON: seconds of the step and of its forward and backward passes, CPU seconds of all
 threads, bytes from and to the disk, the loss.
 """
 
@@ -103,7 +103,7 @@ def config(row: str, folder: str) -> dict[str, Any]:
 
 
 def spent() -> tuple[float, float, int, int]:
-    """Return the clock, processor seconds of all threads, and the kernel's counts of bytes read and written."""
+    """Return the clock, CPU seconds of all threads, and the kernel's counts of bytes read and written."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     io = dict(line.split(": ") for line in Path("/proc/self/io").read_text(encoding="ascii").splitlines())
     return (

@@ -90,7 +90,7 @@ def bench(
         size: bytes of each file, or a text such as ``"512MiB"``; default 1 GiB.
         block_bytes: largest single transfer, in bytes or as text; default 2 MiB.
         queue_depth: transfers in flight per worker; default 128.
-        workers: threads that submit; default one per processor, at most 4.
+        workers: threads that submit; default one per CPU, at most 4.
         backend: the backend; default the first that works.
         submit: ``"single"`` submits each transfer with its own system call.
         direct: whether to bypass the page cache.

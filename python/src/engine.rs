@@ -28,7 +28,7 @@ use crate::{detached_requests, error, threads};
 /// Args:
 ///     backend: I/O interface: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"`` (default):
 ///         the first of them that works here. ``probe()`` explains the choice.
-///     workers: threads that submit and reap, 1 to 64. Default: one per processor, at most 4.
+///     workers: threads that submit and reap, 1 to 64. Default: one per CPU, at most 4.
 ///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
 ///         bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
 ///     block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default

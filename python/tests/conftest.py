@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 # Before torch is imported, and for all processes that tests start: threads that wait for work by spinning take the
-# processors from whatever else is running, and tests then last many times as long.
+# CPUs from whatever else is running, and tests then last many times as long.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if sys.dont_write_bytecode and sys.prefix != sys.base_prefix:

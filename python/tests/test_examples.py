@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "examples"
 SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py"))
 WALK_THROUGHS = {"larger_than_memory.py"}
 LINES_MAX = 60
-# Of the processors: other programs share them with the tests, so the clock on the wall says little.
+# Of the CPUs: other programs share them with the tests, so the clock on the wall says little.
 SECONDS_MAX, WALK_THROUGH_SECONDS_MAX = 30, 60
 LIMIT_S = 200
 

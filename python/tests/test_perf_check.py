@@ -53,4 +53,4 @@ def test_records_of_other_machines_and_cases_stay(record: Any, tmp_path: Path) -
 
 def test_the_kind_of_a_machine_has_no_path(record: Any) -> None:
     described = {"cpu": "Some CPU", "cpu_count": 2, "disk": {"driver": "nvme", "file_system": "xfs"}}
-    assert record.kind_of_machine(described) == "Some CPU, 2 processors, nvme, xfs"
+    assert record.kind_of_machine(described) == "Some CPU, 2 CPUs, nvme, xfs"

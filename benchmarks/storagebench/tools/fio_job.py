@@ -92,7 +92,7 @@ class FioJob(Tool):
 class FioAsMuchMemory(FioJob):
     """libaio with buffers as large as the tensor, so that its bytes end up in memory and not in a cache.
 
-    The other jobs reuse much less memory, which may stay in a processor cache. That is faster than filling memory,
+    The other jobs reuse much less memory, which may stay in a CPU cache. That is faster than filling memory,
     and no program can keep its tensors there.
     """
 

@@ -9,8 +9,8 @@ use deepnvme_perf::bench::{BenchOutcome, ChosenBackend, FolderSummary, ToolResul
 use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, MemoryPlace, RouteBytes, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
 use deepnvme_perf::report::{
-    BackendReport, BlockDevice, CudaDevice, DirectReport, Finding, FolderReport, GdsReport, GpuPath, GpuReport,
-    Machine, Mount, OpReport, Package, Processors, Report, Routes, Severity, System, SystemMemory,
+    BackendReport, BlockDevice, Cpu, CudaDevice, DirectReport, Finding, FolderReport, GdsReport, GpuPath, GpuReport,
+    Machine, Mount, OpReport, Package, Report, Routes, Severity, System, SystemMemory,
 };
 use deepnvme_perf::tune::{self, Choice, FolderResult, SearchSpace, Trial};
 
@@ -90,7 +90,7 @@ fn a_report() -> Report {
                 machine: "x86_64".into(),
                 container: Some("docker".into()),
                 virtual_machine: None,
-                processors: Processors { model: Some("Some CPU".into()), cpus: 64, numa_nodes: 2 },
+                cpu: Cpu { model: Some("Some CPU".into()), cpus: 64, numa_nodes: 2 },
                 memory: SystemMemory {
                     bytes: 512_000_000_000,
                     available_bytes: 500_000_000_000,

@@ -2,7 +2,7 @@
 //!
 //! Numbers are rounded to nearest, ties to even. The results equal torch's `.to(dtype)` bit for bit, including
 //! subnormals, infinities and overflow. A NaN stays a NaN. torch has no rule for its payload (it depends on the
-//! processor and on the position in the tensor); here it is one of torch's results:
+//! CPU and on the position in the tensor); here it is one of torch's results:
 //!
 //! | from | to | NaN |
 //! |---|---|---|

@@ -8,7 +8,7 @@
 //! - [`Float`]: the three floating-point types.
 //!
 //! Functions over slices take little-endian bytes of any alignment. They use the widest SIMD instructions of the
-//! processor, detected at run time; the results are the same on every processor. Packed blocks are validated.
+//! CPU, detected at run time; the results are the same on every CPU. Packed blocks are validated.
 #![forbid(unsafe_code)]
 
 pub mod cast;
@@ -21,7 +21,7 @@ pub mod quant;
 pub use error::{Error, Result};
 pub use float::Float;
 
-/// Evaluates an expression compiled for the widest SIMD instructions of this processor. Its callees must be
+/// Evaluates an expression compiled for the widest SIMD instructions of this CPU. Its callees must be
 /// `inline(always)`: only inlined code is compiled for them.
 macro_rules! vectorise {
     ($body:expr) => {

@@ -1,6 +1,6 @@
 //! Alignments: powers of two, checked by their type.
 
-/// Bytes of the smallest page of a supported processor.
+/// Bytes of the smallest page of a supported CPU.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// A power of two, in bytes.
@@ -16,7 +16,7 @@ pub struct Alignment(u64);
 impl Alignment {
     /// One byte: every address and length is aligned.
     pub const ONE: Self = Self(1);
-    /// The smallest page of a supported processor: [`PAGE_BYTES`](crate::PAGE_BYTES).
+    /// The smallest page of a supported CPU: [`PAGE_BYTES`](crate::PAGE_BYTES).
     pub const PAGE: Self = Self(PAGE_BYTES);
     /// The huge page of x86-64, and of 64-bit ARM with small base pages: 2 MiB.
     pub const HUGE: Self = Self(2 << 20);

@@ -1,7 +1,7 @@
 //! Copies with non-temporal stores, which bypass the caches.
 //!
 //! Memory that is read much later should not be cached: it evicts other data, and an ordinary store first reads the
-//! cache line that it overwrites. Non-temporal stores avoid both. Processors without AVX copy as usual.
+//! cache line that it overwrites. Non-temporal stores avoid both. CPUs without AVX copy as usual.
 
 /// Shorter copies use ordinary stores: the final fence costs as much as they save.
 const LEN_MIN: usize = 4096;
@@ -15,7 +15,7 @@ pub(crate) unsafe fn copy(source: *const u8, target: *mut u8, len: usize) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if len >= LEN_MIN && std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: both sides are valid for `len` bytes and do not overlap, as the caller of `copy` ensures. The
-        // processor has AVX, as just detected.
+        // CPU has AVX, as just detected.
         return unsafe { copy_streaming(source, target, len) };
     }
     // SAFETY: both sides are valid for `len` bytes and do not overlap, as the caller of `copy` ensures.

@@ -1,7 +1,7 @@
 //! Prefetch of memory that is read soon.
 
 /// Prefetches the cache line at `address`. Nothing is read: the address may be past the end of its slice or unmapped.
-/// A processor without such an instruction does nothing.
+/// A CPU without such an instruction does nothing.
 ///
 /// ```
 /// let values = [1.0_f32; 64];
@@ -10,7 +10,7 @@
 #[inline(always)]
 pub fn prefetch<T>(address: *const T) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: a hint that never faults. Every x86-64 processor has it.
+    // SAFETY: a hint that never faults. Every x86-64 CPU has it.
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }

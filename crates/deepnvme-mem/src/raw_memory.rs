@@ -217,7 +217,7 @@ impl RawMemory {
     }
 
     fn assert_copyable(&self, at: usize, len: usize) {
-        assert!(self.device == Device::Host, "the processor cannot copy memory of {:?}", self.device);
+        assert!(self.device == Device::Host, "the CPU cannot copy memory of {:?}", self.device);
         let inside = at.checked_add(len).is_some_and(|end| end <= self.len);
         assert!(inside, "{len} bytes at {at} are outside a region of {} bytes", self.len);
     }

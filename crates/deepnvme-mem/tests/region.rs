@@ -173,7 +173,7 @@ fn a_slice_past_the_end_is_refused() {
 }
 
 #[test]
-#[should_panic(expected = "the processor cannot copy memory of Cuda { index: 0 }")]
+#[should_panic(expected = "the CPU cannot copy memory of Cuda { index: 0 }")]
 fn the_memory_of_a_gpu_is_not_copied() {
     on_gpu(16).copy_from_slice(0, &[1]);
 }

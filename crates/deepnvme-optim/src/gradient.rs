@@ -7,7 +7,7 @@ use crate::float_slice::{FloatSlice, FloatSliceMut};
 use crate::thread_pool::ThreadPool;
 use crate::{BATCH, CHUNK, TILE};
 
-/// Independent partial sums, to use the whole width of the processor.
+/// Independent partial sums, to use the whole width of the CPU.
 const LANES: usize = 16;
 
 /// Adds `new` to `sum` in fp32, rounded to nearest in the type of the sum, as torch's `sum.add_(new)`.

@@ -11,7 +11,7 @@
 //!
 //! With fp32 weights, gradients and moments, a step equals torch's optimizers on x86-64 with
 //! `foreach=False, fused=False` bit for bit, for any number of elements. The rounding of torch 2.15's operators was
-//! found by testing them against all orders of rounding. This crate uses it on every processor:
+//! found by testing them against all orders of rounding. This crate uses it on every CPU:
 //!
 //! | operator | rounding |
 //! |---|---|
@@ -22,13 +22,13 @@
 //! | `addcdiv_(x, y, value=a)` | `self + (a * x) / y`: each operation |
 //! | `lerp_(x, w)`, `w` below a half | `fma(w, x - self, self)` |
 //! | `lerp_(x, w)` otherwise | `fma(w - 1, x - self, x)` |
-//! | `sqrt` | depends on MKL and the vendor of the processor: see [`SqrtMode`] |
+//! | `sqrt` | depends on MKL and the vendor of the CPU: see [`SqrtMode`] |
 //!
 //! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter,
 //! with one exception: for a weight of 1 (`beta1` is 0) and an `x` of -0.0, `lerp_` in the remainder (up to 15 elements
 //! at the end of each thread's part) gives a zero of the other sign. This crate has the sign that torch's vectors have,
-//! everywhere. torch has two builds of these kernels. The AVX2 build is the one in the table. Processors with AVX-512
-//! run it as well (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). Processors without AVX2, and
+//! everywhere. torch has two builds of these kernels. The AVX2 build is the one in the table. CPUs with AVX-512
+//! run it as well (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). CPUs without AVX2, and
 //! `ATEN_CPU_CAPABILITY=default`, run a build that rounds products and sums separately: it differs by one unit in the
 //! last place of the sum per `fma`. `fused=True` is another definition (`beta * mean + (1 - beta) * grad`), which
 //! differs by one or two units per step.
@@ -41,7 +41,7 @@
 //!
 //! The code is written once for vectors of any width and compiled for SSE2, SSE4.2, AVX2, AVX-512 and NEON; the widest
 //! is selected at run time. An element's operations are the same at every width, and fused ones are fused everywhere
-//! (in software if the processor cannot, which is slow). All levels therefore give the same bits. Only square roots
+//! (in software if the CPU cannot, which is slow). All levels therefore give the same bits. Only square roots
 //! that start from an estimate depend on the machine.
 #![forbid(unsafe_code)]
 

@@ -1,17 +1,17 @@
 //! Square roots as torch computes them.
 //!
 //! torch's optimizers with `foreach=False, fused=False` use MKL's vector library if torch was built with it. MKL has a
-//! kernel for each vendor of processors, and not all of them round to nearest. Comparing all mantissas, subnormals and
+//! kernel for each vendor of CPUs, and not all of them round to nearest. Comparing all mantissas, subnormals and
 //! every 97th other number gave:
 //!
 //! | mode | used by | result |
 //! |---|---|---|
 //! | [`SqrtMode::Exact`] | `fused=True`, builds without MKL | IEEE: rounded to nearest |
-//! | [`SqrtMode::TwoStep`] | MKL on AMD processors | off by one unit in the last place for 17% of mantissas |
+//! | [`SqrtMode::TwoStep`] | MKL on AMD CPUs | off by one unit in the last place for 17% of mantissas |
 //! | [`SqrtMode::TwoStepFused`] | MKL's AVX2 kernel | rounded to nearest, except some below 3e-34 |
 //! | [`SqrtMode::OneStep`] | MKL's AVX-512 kernel | off by one unit in the last place for 0.6% of mantissas |
 //!
-//! The two-step modes start from the processor's estimate of the reciprocal root (`rsqrtps`), refine the root and half
+//! The two-step modes start from the CPU's estimate of the reciprocal root (`rsqrtps`), refine the root and half
 //! of the reciprocal together, and correct the root once by the residual of its square. One rounds products and sums
 //! separately, the other fuses them. The one-step mode starts from the better estimate of AVX-512 (`vrsqrt14ps`) and
 //! corrects the root only. Estimates differ between vendors, so these results depend on the machine.
@@ -26,9 +26,9 @@ pub enum SqrtMode {
     /// Rounded to nearest.
     #[default]
     Exact,
-    /// Refined from the processor's estimate in two steps, each operation rounded.
+    /// Refined from the CPU's estimate in two steps, each operation rounded.
     TwoStep,
-    /// Refined from the processor's estimate in two steps with fused multiply-adds.
+    /// Refined from the CPU's estimate in two steps with fused multiply-adds.
     TwoStepFused,
     /// Refined from the 14-bit estimate of AVX-512 in one step with fused multiply-adds.
     OneStep,
@@ -38,7 +38,7 @@ impl SqrtMode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::Exact, Self::TwoStep, Self::TwoStepFused, Self::OneStep];
 
-    /// Whether this processor supports the mode.
+    /// Whether this CPU supports the mode.
     #[must_use]
     pub fn is_available(self) -> bool {
         match self {
@@ -54,7 +54,7 @@ impl SqrtMode {
         }
     }
 
-    /// Replaces all values by their roots. Exact if this processor does not support the mode.
+    /// Replaces all values by their roots. Exact if this CPU does not support the mode.
     pub fn apply(self, values: &mut [f32]) {
         for values in values.chunks_mut(TILE) {
             let mut tile = [0.0; TILE];
@@ -67,7 +67,7 @@ impl SqrtMode {
         }
     }
 
-    /// Computes roots from an estimate. Exact if this processor has none.
+    /// Computes roots from an estimate. Exact if this CPU has none.
     pub(crate) fn estimate(self, values: &mut [f32; TILE]) {
         let before = *values;
         #[cfg(target_arch = "x86_64")]

@@ -102,16 +102,16 @@ struct StepContext {
 }
 
 impl Kernel {
-    /// Creates a kernel with the widest SIMD instructions of this processor.
+    /// Creates a kernel with the widest SIMD instructions of this CPU.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if a setting is out of range, or this processor does not support the mode.
+    /// [`Error::Invalid`] if a setting is out of range, or this CPU does not support the mode.
     pub fn new(algorithm: Algorithm, sqrt_mode: SqrtMode) -> Result<Self> {
         algorithm.check()?;
         if !sqrt_mode.is_available() {
             return Err(Error::invalid(format!(
-                "this processor does not support the square root mode {sqrt_mode:?}; use Exact"
+                "this CPU does not support the square root mode {sqrt_mode:?}; use Exact"
             )));
         }
         Ok(Self { algorithm, sqrt_mode, level: Level::new() })

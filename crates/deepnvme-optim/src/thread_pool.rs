@@ -23,7 +23,7 @@ pub struct ThreadPool {
 }
 
 impl ThreadPool {
-    /// Starts a pool of `threads` threads. Zero means one for each processor that this process may use, at most
+    /// Starts a pool of `threads` threads. Zero means one for each CPU that this process may use, at most
     /// [`THREADS_MAX`].
     ///
     /// # Errors

@@ -1,7 +1,7 @@
-//! Measure the processor time of a borrow and its release: `borrow_cost [borrows] [items...]`.
+//! Measure the CPU time of a borrow and its release: `borrow_cost [borrows] [items...]`.
 //!
 //! `memory`: all items fit. `disk`: a quarter of them fit, and every borrow changes its item, so that items are read and
-//! written back all the time. An item has one page, or one to eight (`mixed`). `us` is the processor time of the caller
+//! written back all the time. An item has one page, or one to eight (`mixed`). `us` is the CPU time of the caller
 //! and of the swapper's thread, which includes the submission of I/O, and `workers` that of the engine's workers. The
 //! last two columns are the same for as many reads and writes without a swapper, one at a time.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for the terminal")]
@@ -91,7 +91,7 @@ fn measure(engine: &Arc<Engine>, (items, is_mixed, is_on_disk): (usize, bool, bo
     );
 }
 
-/// Returns the processor time of these numbers of reads and writes of one page each, without a swapper.
+/// Returns the CPU time of these numbers of reads and writes of one page each, without a swapper.
 fn engine_alone(engine: &Engine, folder: &std::path::Path, (reads, writes): (u64, u64)) -> CpuTime {
     const PAGES: usize = 4096;
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
@@ -115,7 +115,7 @@ fn engine_alone(engine: &Engine, folder: &std::path::Path, (reads, writes): (u64
     before.elapsed()
 }
 
-/// The processor time of this process's threads.
+/// The CPU time of this process's threads.
 #[derive(Clone, Copy)]
 struct CpuTime {
     workers_s: f64,

@@ -42,12 +42,12 @@ class Step:
 
     @property
     def roofline_s(self) -> float:
-        """Seconds that the slower one, disk or processor, needs alone."""
+        """Seconds that the slower one, disk or CPU, needs alone."""
         return max(self.compute_s, self.disk_busy_s)
 
     @property
     def roofline(self) -> float:
-        """Fraction of the roofline reached: 1 if the slower of disk and processor never waited for the other."""
+        """Fraction of the roofline reached: 1 if the slower of disk and CPU never waited for the other."""
         return min(self.roofline_s / self.seconds, 1.0) if self.seconds else 1.0
 
     @property

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # normalised copy, queries, keys and values, the attention output, and parts of the feed-forward that are not counted
 # separately.
 _HIDDEN_STATES = 8
-# Maximum batch size: beyond it every machine is limited by its processor.
+# Maximum batch size: beyond it every machine is limited by its CPU.
 BATCH_MAX = 1024
 
 

@@ -1,7 +1,7 @@
 """Checkpoint engines for `"checkpoint": {"writer": {...}}` in DeepSpeed's config.
 
 DeepSpeed's own writers move one buffer at a time, need a GPU, and split files into parts that it cannot load. Here each
-file is written whole, under its usual name, with all processors and a full queue. Of the config only
+file is written whole, under its usual name, with all CPUs and a full queue. Of the config only
 `show_statistics`, the type `mock` and decoupling apply; buffer sizes and numbers of writers have no meaning here.
 """
 

@@ -6,7 +6,7 @@
 over memory. Param groups, schedulers, closures and state dicts work as in torch. State dicts can be
 exchanged with torch's optimizers at any time, in both directions. fp32 steps are bit-identical to torch's with
 ``foreach=False, fused=False``. :class:`Lion` has no counterpart in torch. With ``fused=True`` steps use exact square
-roots, as torch's fused steps do. That is nearly twice as fast where MKL's square roots differ, as on AMD processors.
+roots, as torch's fused steps do. That is nearly twice as fast where MKL's square roots differ, as on AMD CPUs.
 
 bf16 and fp16 parameters get fp32 master weights and moments; ``stochastic_rounding=True`` rounds them stochastically.
 With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm`` clips by the
@@ -23,7 +23,7 @@ during a step, :class:`deepnvme.errors.StepStoppedError` is raised, and ``step()
 
 Keyword arguments of every optimizer, in addition to torch's:
 
-- ``threads``: threads of a step, 0 to 256. Default 0: one per processor that the process may use.
+- ``threads``: threads of a step, 0 to 256. Default 0: one per CPU that the process may use.
 - ``stochastic_rounding``: round bf16 and fp16 parameters stochastically. Default False.
 - ``seed``: seed of the rounding noise. Default 0.
 - ``max_norm``: clip gradients to this total norm within the step. Default ``None``: no clipping.

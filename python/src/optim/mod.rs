@@ -29,8 +29,8 @@ use tensors::{Floats, Moment, PartArgument, PartTensors};
 
 /// Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 ///
-/// ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
-/// ``"two-step"``, ``"two-step-fused"`` and ``"one-step"``. ``threads=0`` starts one thread per processor.
+/// ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some CPUs,
+/// ``"two-step"``, ``"two-step-fused"`` and ``"one-step"``. ``threads=0`` starts one thread per CPU.
 #[pyclass(frozen, name = "Kernel", module = "deepnvme._deepnvme")]
 pub(crate) struct PyKernel {
     pool: ThreadPool,
@@ -45,7 +45,7 @@ impl PyKernel {
         let sqrt_mode = sqrt_mode_named(sqrt_mode)?;
         if !sqrt_mode.is_available() {
             return Err(PyValueError::new_err(
-                "this processor has no reciprocal square root estimate; pass sqrt_mode='exact'",
+                "this CPU has no reciprocal square root estimate; pass sqrt_mode='exact'",
             ));
         }
         Ok(Self { pool: ThreadPool::new(threads).map_err(raise)?, sqrt_mode })
@@ -63,7 +63,7 @@ impl PyKernel {
         sqrt_mode_name(self.sqrt_mode)
     }
 
-    /// The roundings that this processor supports.
+    /// The roundings that this CPU supports.
     #[staticmethod]
     fn sqrt_modes() -> Vec<&'static str> {
         SqrtMode::ALL.into_iter().filter(|mode| mode.is_available()).map(sqrt_mode_name).collect()

@@ -18,7 +18,7 @@ use crate::memory::{GcPause, MemoryAccess, StorageHolds};
 use crate::once::intern;
 use crate::torch::{self, PlainClasses};
 
-/// Members that are looked at together, so that what torch knows about their tensors stays in the processor's cache.
+/// Members that are looked at together, so that what torch knows about their tensors stays in the CPU's cache.
 const AT_ONCE: usize = 256;
 /// The name of fp32 copies of shorter weights in an optimizer's state.
 const MASTER: &str = "master";

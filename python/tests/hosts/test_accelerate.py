@@ -76,7 +76,7 @@ def test_hooks_of_accelerate_and_none_any_more(folder: Path, tmp_path: Path, pla
 
 
 def test_a_prepared_model(folder: Path) -> None:
-    """On one processor, ``Accelerator.prepare`` returns the model itself, which is streamed like any other."""
+    """On one CPU, ``Accelerator.prepare`` returns the model itself, which is streamed like any other."""
     prepared = accelerate.Accelerator(cpu=True).prepare(loaded(folder))
     expected = logits(prepared)
     streamed = deepnvme.stream(prepared, weights=folder, memory="1MB")

@@ -28,7 +28,7 @@ def kernel() -> Kernel:
 
 
 def torchs_sqrt_mode() -> str | None:
-    """Return the `sqrt_mode` whose square roots equal torch's on this processor, if there is one."""
+    """Return the `sqrt_mode` whose square roots equal torch's on this CPU, if there is one."""
     values = torch.rand(20_000, generator=torch.Generator().manual_seed(1)) * 100
     for mode in Kernel.sqrt_modes():
         taken = values.clone()

@@ -268,9 +268,9 @@ def test_unscaling_and_clipping_are_torchs(kernel: Kernel) -> None:
 
 
 def test_against_the_build_of_torch_for_avx2() -> None:
-    """Make processors with AVX-512 use it. It is the build they use for these operators anyway."""
+    """Make CPUs with AVX-512 use it. It is the build they use for these operators anyway."""
     if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        pytest.skip("this processor has no AVX-512, so that the other tests were against what it has")
+        pytest.skip("this CPU has no AVX-512, so that the other tests were against what it has")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "same_bits and adamw"]
     # The folder of the package under test.
     paths = os.pathsep.join(path for path in sys.path if path)

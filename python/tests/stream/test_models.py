@@ -102,7 +102,7 @@ def test_generations(models: SmallModels, streamed: Stream, name: str) -> None:
         model = streamed(folder, memory=memory)
         for way in WAYS:
             assert_same(generated(model, way, prompts, attention_mask=mask), expected[way])
-        # One row: processors treat weights at another alignment differently.
+        # One row: CPUs treat weights at another alignment differently.
         ours: Any = generated(model, "greedy", one, **scores)
         assert_all_same(ours.scores, theirs.scores)
         model.streaming.close()

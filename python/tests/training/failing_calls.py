@@ -12,7 +12,7 @@ import platform
 import struct
 from pathlib import Path
 
-# prctl, and the system call numbers by processor.
+# prctl, and the system call numbers by CPU.
 _NO_NEW_PRIVILEGES, _SET_FILTER, _ALL_THREADS = 38, 1, 1
 _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
@@ -33,7 +33,7 @@ _CALL_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 16
 
 
 def is_possible() -> bool:
-    """Whether this processor's system call numbers are known."""
+    """Whether this CPU's system call numbers are known."""
     return platform.machine() in _NUMBERS
 
 

@@ -13,7 +13,7 @@ from .processes import run
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.skipif(not failing_calls.is_possible(), reason="the calls of this processor are not known")
+pytestmark = pytest.mark.skipif(not failing_calls.is_possible(), reason="the calls of this CPU are not known")
 
 BEGIN = """
 import errno, gc, os

@@ -22,7 +22,7 @@ pub enum Verify {
     Off,
     /// One chunk in `SAMPLE`, chosen at random, and at least one. Without checksums nothing.
     Sample,
-    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the processors hash
+    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the CPUs hash
     /// that fast. Without checksums nothing.
     #[default]
     Auto,
@@ -49,18 +49,18 @@ pub(super) struct Compared {
 struct TimeBudget {
     began: Instant,
     spent_ns: AtomicU64,
-    processors: f64,
+    cpus: f64,
 }
 
 impl TimeBudget {
     fn new(began: Instant) -> Self {
-        let processors = thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
-        Self { began, spent_ns: AtomicU64::new(0), processors }
+        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
+        Self { began, spent_ns: AtomicU64::new(0), cpus }
     }
 
     /// Returns whether CPU time is left while data arrives.
     fn is_left(&self) -> bool {
-        let allowed = self.began.elapsed().mul_f64(LOAD_FRACTION * self.processors).max(FREE_TIME);
+        let allowed = self.began.elapsed().mul_f64(LOAD_FRACTION * self.cpus).max(FREE_TIME);
         u128::from(self.spent_ns.load(Ordering::Relaxed)) < allowed.as_nanos()
     }
 

@@ -42,7 +42,7 @@ pub(crate) struct BenchArguments {
     /// Transfers in flight per worker [default: 128]
     #[arg(long)]
     pub(crate) queue_depth: Option<u32>,
-    /// Threads that submit and reap [default: one per processor, at most 4]
+    /// Threads that submit and reap [default: one per CPU, at most 4]
     #[arg(long)]
     pub(crate) workers: Option<u32>,
     /// Backend

@@ -13,11 +13,11 @@ use super::pack::Dtype;
 pub(crate) enum Computed {
     /// The dtype of the model's config, else of its files
     Auto,
-    /// Half the memory of float32; slow on processors without bf16 instructions
+    /// Half the memory of float32; slow on CPUs without bf16 instructions
     Bfloat16,
     /// Like bfloat16
     Float16,
-    /// Twice the memory; fastest on processors without bf16 instructions
+    /// Twice the memory; fastest on CPUs without bf16 instructions
     Float32,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct GenerateArguments {
     /// Dtype of the computation; weights are cast to it when they are read
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: Computed,
-    /// Write a timeline of disk and processor: .json for Perfetto, .html for a browser
+    /// Write a timeline of disk and CPU: .json for Perfetto, .html for a browser
     #[arg(long)]
     #[serde(serialize_with = "exact_if_any")]
     pub(crate) trace: Option<PathBuf>,
@@ -99,7 +99,7 @@ pub(crate) struct DemoArguments {
   deepnvme stream-bench /mnt/nvme --pack lossless            stream the same weights, compressed to two thirds
 
 Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the slower of
-disk and processor, each measured alone in the same run."
+disk and CPU, each measured alone in the same run."
 )]
 pub(crate) struct StreamBenchArguments {
     /// Folder for the model

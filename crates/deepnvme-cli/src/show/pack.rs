@@ -43,7 +43,7 @@ pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
     if let Some(compute) = estimate.compute_s_max {
         let _ = writeln!(
             out,
-            "          (computation and decoding share the processors: packing pays if a pass computes for less than {compute:.3} s)"
+            "          (computation and decoding share the CPUs: packing pays if a pass computes for less than {compute:.3} s)"
         );
     }
     out

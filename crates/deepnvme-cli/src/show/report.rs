@@ -122,13 +122,10 @@ fn kernel(report: &Report) -> String {
 
 fn cpu(report: &Report) -> String {
     let system = &report.machine.system;
-    let model = system.processors.model.as_deref().unwrap_or("unknown processor");
-    let nodes = if system.processors.numa_nodes == 1 {
-        "1 NUMA node".into()
-    } else {
-        format!("{} NUMA nodes", system.processors.numa_nodes)
-    };
-    format!("{} x {model}, {nodes}", system.processors.cpus)
+    let model = system.cpu.model.as_deref().unwrap_or("unknown CPU");
+    let nodes =
+        if system.cpu.numa_nodes == 1 { "1 NUMA node".into() } else { format!("{} NUMA nodes", system.cpu.numa_nodes) };
+    format!("{} x {model}, {nodes}", system.cpu.cpus)
 }
 
 fn memory(report: &Report) -> String {

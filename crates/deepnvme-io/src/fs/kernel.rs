@@ -435,7 +435,7 @@ fn of_statx(found: &Statx) -> Stat {
     }
 }
 
-#[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "the fields differ between processors")]
+#[allow(clippy::unnecessary_cast, clippy::cast_lossless, reason = "the fields differ between CPUs")]
 fn of_stat(found: calls::Stat) -> Stat {
     Stat {
         kind: kind(FileType::from_raw_mode(found.st_mode)),

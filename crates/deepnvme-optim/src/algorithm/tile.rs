@@ -55,7 +55,7 @@ impl StreamAddress {
 }
 
 /// Prefetches the cache line [`AHEAD`] of `line` in each stream, between computations. The hardware prefetcher stops
-/// at the end of every page, and a whole tile of prefetches at once would exceed the processor's miss buffers.
+/// at the end of every page, and a whole tile of prefetches at once would exceed the CPU's miss buffers.
 #[inline(always)]
 pub(super) fn prefetch_ahead(places: &[StreamAddress], line: usize) {
     places.iter().for_each(|place| deepnvme_mem::prefetch(place.0.wrapping_add(line + AHEAD)));

@@ -1,4 +1,4 @@
-//! Weights and state of random types, and all SIMD levels of this processor.
+//! Weights and state of random types, and all SIMD levels of this CPU.
 #![allow(dead_code, reason = "every test uses its own")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 

@@ -19,7 +19,7 @@ use crate::measure::{check_room, drop_from_page_cache, load_into_page_cache};
 use crate::system_files::SystemFiles;
 use crate::units::{bytes_option, bytes_text};
 
-/// Buffers up to this size may stay in a processor cache.
+/// Buffers up to this size may stay in a CPU cache.
 const CACHE_BYTES: u64 = 32 << 20;
 /// Time between two progress reports.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
@@ -83,7 +83,8 @@ impl Fio {
             ring <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == AccessOrder::Sequential;
         // Twice as much: in the engine, queued blocks need memory as well.
         let (ring_text, ring) = (bytes_text(ring), bytes_option(2 * ring));
-        let text = "are reused by fio and may stay in a processor cache; deepnvme fills a whole tensor. For a fair comparison:";
+        let text =
+            "are reused by fio and may stay in a CPU cache; deepnvme fills a whole tensor. For a fair comparison:";
         is_cached.then(|| format!("{ring_text} of buffers {text} --buffer {ring}"))
     }
 

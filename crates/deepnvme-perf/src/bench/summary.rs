@@ -15,7 +15,7 @@ pub struct Summary {
     pub latency_us_p50: Option<u64>,
     /// 99th percentile of the blocks' latency.
     pub latency_us_p99: Option<u64>,
-    /// Processor time per 10^9 bytes: median of the rounds.
+    /// CPU time per 10^9 bytes: median of the rounds.
     pub cpu_s_per_gb: f64,
     /// The bytes of a round by their route: medians.
     #[serde(flatten)]

@@ -2,7 +2,7 @@
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-/// Bytes that are generated or compared at a time; they fit into a processor cache.
+/// Bytes that are generated or compared at a time; they fit into a CPU cache.
 pub(super) const CHUNK_BYTES: usize = 128 << 10;
 /// The increment of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, 2014).
 const INCREMENT: u64 = 0x9E37_79B9_7F4A_7C15;

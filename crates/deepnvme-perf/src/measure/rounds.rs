@@ -276,7 +276,7 @@ impl Benchmark for Runner {
     }
 }
 
-/// Returns the processor time of this process, all threads.
+/// Returns the CPU time of this process, all threads.
 fn cpu_s() -> f64 {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

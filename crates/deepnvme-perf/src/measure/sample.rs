@@ -16,7 +16,7 @@ pub struct Sample {
     pub wall_s: f64,
     /// Seconds of the transfers without opening the files. Includes a sync only if each file is one request.
     pub transfer_s: f64,
-    /// Processor time of all threads, user and system, in seconds.
+    /// CPU time of all threads, user and system, in seconds.
     pub cpu_s: f64,
     /// The bytes by their route.
     #[serde(flatten)]

@@ -83,7 +83,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     if system.memory.huge_pages.as_deref() == Some("never") {
         findings.push(Finding::new(
             Severity::Slow,
-            "transparent huge pages are off: large transfers need more requests and more processor time",
+            "transparent huge pages are off: large transfers need more requests and more CPU time",
             "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
         ));
     }

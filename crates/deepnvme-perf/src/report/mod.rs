@@ -32,7 +32,7 @@ pub use folder::{DirectReport, FolderReport, GdsReads, GdsReport, GpuPath, Route
 pub use gpu::{CudaDevice, GpuReport};
 pub use mounts::Mount;
 pub use packages::Package;
-pub use system::{Processors, System, SystemMemory};
+pub use system::{Cpu, System, SystemMemory};
 
 /// A report on this machine.
 #[derive(Clone, Debug, Serialize)]
@@ -147,7 +147,7 @@ mod tests {
     fn this_machine_can_be_reported_on() {
         let folder = tempfile::tempdir().unwrap();
         let report = Report::gather(&[folder.path().to_path_buf(), "/no/such/folder".into()], Path::new("python3"));
-        assert!(report.machine.system.processors.cpus >= 1 && report.machine.system.memory.bytes > 0);
+        assert!(report.machine.system.cpu.cpus >= 1 && report.machine.system.memory.bytes > 0);
         assert!(report.machine.backends.iter().any(|backend| backend.is_chosen));
         assert_eq!(report.folders[0].error, None);
         assert!(report.folders[0].total_bytes > 0 && !report.folders[0].mount.file_system.is_empty());

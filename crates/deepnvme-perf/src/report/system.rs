@@ -16,21 +16,21 @@ pub struct System {
     pub container: Option<String>,
     /// The hypervisor or the product name of the virtual machine; `None` on real hardware.
     pub virtual_machine: Option<String>,
-    /// Its processors.
+    /// Its CPUs.
     #[serde(flatten)]
-    pub processors: Processors,
+    pub cpu: Cpu,
     /// Its memory.
     #[serde(flatten)]
     pub memory: SystemMemory,
 }
 
-/// The processors of the machine.
+/// The CPUs of the machine.
 #[derive(Clone, Debug, Default, Serialize, PartialEq, Eq)]
-pub struct Processors {
-    /// The processor's name.
+pub struct Cpu {
+    /// The CPU's name.
     #[serde(rename = "cpu_model")]
     pub model: Option<String>,
-    /// Processors that this process may run on.
+    /// CPUs that this process may run on.
     pub cpus: usize,
     /// NUMA nodes.
     pub numa_nodes: usize,
@@ -64,7 +64,7 @@ impl System {
             machine: name.machine().to_string_lossy().into_owned(),
             container: container(files),
             virtual_machine: virtual_machine(files),
-            processors: Processors {
+            cpu: Cpu {
                 model: files.field("/proc/cpuinfo", "model name"),
                 cpus: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
                 numa_nodes: numa_nodes(files),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn virtual_machines_are_detected_by_name_or_processor() {
+    fn virtual_machines_are_detected_by_name_or_cpu() {
         for (files, expected) in [
             (&[("sys/hypervisor/type", "xen\n")][..], Some("xen")),
             (
@@ -193,7 +193,7 @@ mod tests {
         ]);
         let system = System::gather(&files);
         let memory = &system.memory;
-        assert_eq!((system.processors.numa_nodes, memory.bytes, memory.available_bytes), (2, 2 << 20, 1 << 20));
+        assert_eq!((system.cpu.numa_nodes, memory.bytes, memory.available_bytes), (2, 2 << 20, 1 << 20));
         assert_eq!(memory.huge_pages.as_deref(), Some("madvise"));
         assert_eq!(numa_nodes(&SystemFiles::at(std::path::Path::new("/nowhere"))), 1);
     }

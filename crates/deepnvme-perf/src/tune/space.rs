@@ -43,7 +43,7 @@ enum Setting {
 }
 
 impl SearchSpace {
-    /// Returns the default settings to choose from, for this many processors and the backends that work here.
+    /// Returns the default settings to choose from, for this many CPUs and the backends that work here.
     /// Registering the pool matters only if transfers go through bounce buffers.
     #[must_use]
     pub fn of_machine(cpus: u32, backends: Vec<BackendChoice>, is_bounced: bool) -> Self {

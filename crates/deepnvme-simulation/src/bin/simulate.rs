@@ -1,4 +1,4 @@
-//! Run many seeds on all processors: `make simulate`.
+//! Run many seeds on all CPUs: `make simulate`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program for people")]
 
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-"""``deepnvme stream-bench``: measure streaming against the limits of disk and processor."""
+"""``deepnvme stream-bench``: measure streaming against the limits of disk and CPU."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ class Roofline:
 
 
 def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -> Roofline:
-    """Measure disk and processor separately, in alternating rounds.
+    """Measure disk and CPU separately, in alternating rounds.
 
     Args:
         streaming: the model's streaming.

@@ -1,7 +1,7 @@
 //! SIMD backends that turn 64 codes into 64 symbols and back.
 //!
-//! They implement the same interface ([`backend`]): [`Portable`] for any processor, `Avx2` with byte shuffles, `Avx512`
-//! with byte expansion. [`dispatch`] compiles the task for the processor, with the backend inlined into it.
+//! They implement the same interface ([`backend`]): [`Portable`] for any CPU, `Avx2` with byte shuffles, `Avx512`
+//! with byte expansion. [`dispatch`] compiles the task for the CPU, with the backend inlined into it.
 
 mod backend;
 mod portable;
@@ -19,7 +19,7 @@ pub(super) trait SimdTask {
     fn run<L: SimdBackend>(self, simd: L) -> Self::Output;
 }
 
-/// Runs a task with the widest backend of this processor.
+/// Runs a task with the widest backend of this CPU.
 pub(super) fn dispatch<T: SimdTask>(task: T) -> T::Output {
     #[cfg(target_arch = "x86_64")]
     {

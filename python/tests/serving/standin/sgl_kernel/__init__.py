@@ -1,6 +1,6 @@
 """In place of SGLang's CPU kernels, which no registry has as a wheel: there to be imported, not to be called.
 
-SGLang imports names of them on its way to a CPU engine, and computes with torch where the processor has no AMX. A
+SGLang imports names of them on its way to a CPU engine, and computes with torch where the CPU has no AMX. A
 kernel that is called after all says so.
 """
 
