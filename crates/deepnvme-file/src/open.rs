@@ -39,6 +39,19 @@ impl Target {
             Self::Stripes(set) => Self::Stripes(set.absolute()),
         }
     }
+
+    /// The files that [`open()`](crate::open()) uses now: those of a set's manifest, if it has one.
+    ///
+    /// # Errors
+    /// If the manifest is damaged or cannot be read.
+    pub fn stored(&self) -> Result<Self> {
+        let stored = match self {
+            Self::Path(path) if is_manifest(path) => Some(StripeSet::from_manifest(path)?),
+            Self::Path(_) => None,
+            Self::Stripes(set) => StripeSet::find(&set.manifest_path())?,
+        };
+        Ok(stored.map_or_else(|| self.clone(), Self::Stripes))
+    }
 }
 
 impl<P: Into<PathBuf>> From<P> for Target {

@@ -49,14 +49,15 @@ impl WeightFile {
     /// # Errors
     /// `Io` if the file is missing or unreadable.
     pub fn open(target: impl Into<Target>) -> Result<Self> {
-        let target = target.into();
+        let target = target.into().absolute().stored()?;
         let paths: Vec<PathBuf> = match &target {
             Target::Path(path) => vec![path.clone()],
-            Target::Stripes(set) => set.parts().to_vec(),
+            // A replacement renames the manifest, and the parts of a set without one may be written to.
+            Target::Stripes(set) => {
+                let manifest = Some(set.manifest_path()).filter(|manifest| fs::exists(manifest).unwrap_or(true));
+                manifest.into_iter().chain(set.parts().iter().cloned()).collect()
+            }
         };
-        let absolute =
-            |path: PathBuf| std::path::absolute(&path).map_err(|error| IoError::from_io("find", &error).at_path(&path));
-        let paths = paths.into_iter().map(absolute).collect::<Result<Vec<_>, _>>()?;
         // Taken before the file is opened, so that later changes are noticed.
         let versions = paths.into_iter().map(|path| FileVersion::of(&path).map(|version| (path, version)));
         let versions = versions.collect::<Result<Vec<_>>>()?;

@@ -42,6 +42,14 @@ class SourceFile(NamedTuple):
     """The file that the index means: its size, and the checksum of its own index."""
 
 
+def stored_set(named: StripeSet) -> StripeSet:
+    """Return the files of a stripe set now: a save to the set gives its parts new names, which the manifest lists."""
+    try:
+        return StripeSet.from_manifest(named.manifest_path)
+    except FileNotFoundError:
+        return named
+
+
 @dataclass
 class LoadRequest:
     """The checked arguments of a load."""
@@ -67,11 +75,7 @@ class LoadRequest:
 
     def _files(self) -> list[SourceFile]:
         if isinstance(self.path, StripeSet):
-            # Parts that were replaced have new names. The manifest lists them.
-            try:
-                return [SourceFile(StripeSet.from_manifest(self.path.manifest_path))]
-            except FileNotFoundError:
-                return [SourceFile(self.path)]
+            return [SourceFile(stored_set(self.path))]
         return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
 
     def open(self, file: SourceFile, *, exact: bool = False, unless_covered: bool = False) -> _CheckpointReader:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._checkpoint.file_entries import StorageEntry, TensorEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.load_request import retry_if_replaced
+from deepnvme._checkpoint.load_request import retry_if_replaced, stored_set
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._utils.arguments import path_of
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
 
 
+_MANIFEST_SUFFIX = ".stripes.json"
 _PACKED_NAME = "packed.safetensors"
 # The header entry that says how each weight is packed.
 _PACKED_KEY = "deepnvme.packed"
@@ -103,10 +104,13 @@ class ModelFiles:
         identity: tuple[int, int] | None,
         engine: Engine | None,
     ) -> None:
+        if isinstance(file, StripeSet):
+            file = stored_set(file)
+        elif file.endswith(_MANIFEST_SUFFIX) and Path(file).is_file():
+            file = StripeSet.from_manifest(file)
         # Taken before the file is opened, so that a later check notices any change since.
-        self._identities.update(
-            {path: _FileIdentity.of(path) for path in ([file] if isinstance(file, str) else file.paths)}
-        )
+        paths = [file] if isinstance(file, str) else [file.manifest_path, *file.paths]
+        self._identities.update({path: _FileIdentity.of(path) for path in paths})
         reader = _CheckpointReader(file, engine, True, names)
         # Names, types and offsets of tensors are read only here.
         if self._verify != "off":
@@ -170,14 +174,14 @@ def _label(file: str | StripeSet) -> str | Path:
 
 def _is_packed(file: str | StripeSet) -> bool:
     """Whether a file has a name that only packed models use."""
-    return Path(_label(file)).name in {_PACKED_NAME, f"{_PACKED_NAME}.stripes.json"}
+    return Path(_label(file)).name in {_PACKED_NAME, f"{_PACKED_NAME}{_MANIFEST_SUFFIX}"}
 
 
 def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:
     """Find a packed model in a folder, one file or a stripe set, or a stripe set of plain weights."""
     folder = path_of(path)
     for name in (_PACKED_NAME, "model.safetensors"):
-        manifest = folder / f"{name}.stripes.json"
+        manifest = folder / f"{name}{_MANIFEST_SUFFIX}"
         if manifest.is_file():
             return StripeSet.from_manifest(manifest)
     packed = folder / _PACKED_NAME

@@ -42,7 +42,7 @@ class Plain(nn.Module):
 class Saved:
     """A module on disk, with its expected output."""
 
-    path: Path
+    path: str | Path | deepnvme.StripeSet
     question: torch.Tensor
     answer: torch.Tensor
 
@@ -53,7 +53,7 @@ class Saved:
         return deepnvme.stream(module, weights=self.path, memory=memory, **options)
 
 
-def save(path: Path, seed: int = 0) -> Saved:
+def save(path: Path | deepnvme.StripeSet, seed: int = 0) -> Saved:
     """Create a module, and save its weights to a file."""
     torch.manual_seed(seed)
     module = Plain().eval()
