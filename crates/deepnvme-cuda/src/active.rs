@@ -36,7 +36,7 @@ pub fn current_device() -> Option<u32> {
 
 /// Waits for all work of a stream of the GPU that is current on this thread. Ends at once if there is none, if the
 /// stream is being captured (what is captured does not run yet), or if its work has failed.
-pub fn wait_for_stream(stream: RawStream) {
+pub fn wait_for_stream(stream: RawStream<'_>) {
     let Some(driver) = Driver::initialised() else { return };
     let _capture = RelaxedCapture::enter(driver);
     let _ = stream.wait(driver);

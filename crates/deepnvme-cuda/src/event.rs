@@ -34,7 +34,7 @@ impl Event {
     ///
     /// # Errors
     /// The driver's error, for example that the device has no such stream.
-    pub fn record(&self, stream: RawStream) -> Result<()> {
+    pub fn record(&self, stream: RawStream<'_>) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
         // SAFETY: this object keeps the event alive. The code that made the handle of the stream keeps the stream alive
         // until its last use (`RawStream::from_handle`).

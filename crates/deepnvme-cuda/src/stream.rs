@@ -1,6 +1,7 @@
 //! Streams of copies, and handles of other streams.
 
 use std::ffi::c_int;
+use std::marker::PhantomData;
 use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +19,19 @@ use crate::rows::Rows;
 const NON_BLOCKING: u32 = 1;
 
 /// A stream by its handle, such as torch's `stream.cuda_stream`. 0 and 1 are the default stream, 2 is the per-thread
-/// one.
+/// one. The stream exists for the lifetime.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct RawStream(usize);
+pub struct RawStream<'a>(usize, PhantomData<&'a Stream>);
 
-impl RawStream {
+impl RawStream<'_> {
     /// Creates a value from a handle.
     ///
     /// # Safety
-    /// The handle is 0, 1 or 2, or a stream of this process that outlives the last use of this value. The driver
+    /// The handle is 0, 1 or 2, or a stream of this process that exists for the lifetime of the result. The driver
     /// dereferences every other value.
     #[must_use]
     pub const unsafe fn from_handle(handle: usize) -> Self {
-        Self(handle)
+        Self(handle, PhantomData)
     }
 
     /// Returns the handle.
@@ -57,8 +58,8 @@ impl RawStream {
     /// Whether all work of a stream of the current device is complete.
     fn query(self, driver: &Driver) -> Result<bool> {
         let mut capture = NOT_CAPTURING;
-        // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
-        // The pointer is to a local value.
+        // SAFETY: the stream exists for the lifetime of `self`, as `Stream::raw` and the callers of `from_handle`
+        // ensure. The pointer is to a local value.
         let code = unsafe { (driver.functions.stream_is_capturing)(self.handle(), &raw mut capture) };
         driver.check("cuStreamIsCapturing", code)?;
         if capture != NOT_CAPTURING {
@@ -66,7 +67,7 @@ impl RawStream {
             // here.
             return driver.check("cuStreamIsCapturing", CAPTURE_UNSUPPORTED).map(|()| false);
         }
-        // SAFETY: the code that made the handle keeps the stream alive until its last use (`RawStream::from_handle`).
+        // SAFETY: the stream exists for the lifetime of `self`, as above.
         unsafe { query(driver, self.handle()) }
     }
 
@@ -110,10 +111,10 @@ impl Stream {
         self.0.device()
     }
 
-    /// Returns the handle, valid until the stream is dropped. The caller must not use it afterwards.
+    /// Returns the stream by its handle.
     #[must_use]
-    pub fn raw(&self) -> RawStream {
-        RawStream(self.0.handle().addr())
+    pub fn raw(&self) -> RawStream<'_> {
+        RawStream(self.0.handle().addr(), PhantomData)
     }
 
     /// Queues a copy of contiguous host memory to rows on the device.

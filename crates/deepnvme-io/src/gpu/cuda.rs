@@ -29,7 +29,7 @@ pub(crate) fn cuda_device(gpu: &dyn Gpu) -> Option<&Arc<cuda::Device>> {
 }
 
 /// Returns the driver's handle of a stream.
-fn raw_stream(stream: StreamHandle) -> cuda::RawStream {
+fn raw_stream(stream: StreamHandle) -> cuda::RawStream<'static> {
     // SAFETY: the code that made the handle keeps the stream alive until its last use (`StreamHandle::from_raw`).
     unsafe { cuda::RawStream::from_handle(stream.as_raw()) }
 }

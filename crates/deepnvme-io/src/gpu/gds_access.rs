@@ -27,9 +27,10 @@ pub struct GdsAccess {
 pub enum GdsTrial {
     /// The bytes bypassed host memory. Contains cuFile's counts, if it has any that tell.
     Direct(Option<TransferCounts>),
-    /// cuFile refused the file or the read for this reason, or copied the bytes through the host, by these counts or by
-    /// the rules.
+    /// cuFile refused the file, or copied the bytes through the host, by these counts or by the rules.
     Copied(String, Option<TransferCounts>),
+    /// The file cannot be opened for direct I/O, or the read failed.
+    Failed(String),
     /// cuFile does not start for this reason.
     NotStarted(String),
     /// There is no cuFile, no such GPU, or no memory on it.
@@ -73,19 +74,20 @@ impl GdsAccess {
         let Ok(memory) = self.gpus.get(Device::Cuda { index: gpu }).and_then(|gpu| gpu.allocate(bytes)) else {
             return GdsTrial::NotFound;
         };
-        let registered = file.part_at(0).0.descriptor(IoMode::Direct).map_err(|error| error.to_string());
-        let op = registered.and_then(|file| {
-            let cufile = Some(self.register(&file)?);
-            Ok(Op { token: Token(0), kind: OpKind::Read, file, offset: 0, pieces: smallvec![memory.region()], cufile })
-        });
-        let op = match op {
-            Ok(op) => op,
+        let file = match file.part_at(0).0.descriptor(IoMode::Direct) {
+            Ok(file) => file,
+            Err(error) => return GdsTrial::Failed(error.to_string()),
+        };
+        let cufile_registration = match self.register(&file) {
+            Ok(registration) => Some(registration),
             Err(refusal) => return GdsTrial::Copied(refusal, None),
         };
+        let (kind, pieces) = (OpKind::Read, smallvec![memory.region()]);
+        let op = Op { token: Token(0), kind, file, offset: 0, pieces, cufile: cufile_registration };
         let (read, counts) = cufile.counted(true, || self.gds.perform(&op));
         if let Err(errno) = read {
-            let refusal = self.gds.take_refusal().unwrap_or_else(|| format!("the read failed ({errno})"));
-            return GdsTrial::Copied(refusal, None);
+            let refusal = op.cufile.as_ref().and_then(RegisteredFile::refusal);
+            return GdsTrial::Failed(refusal.unwrap_or_else(|| format!("the read failed ({errno})")));
         }
         match counts.map(judge) {
             Some(Verdict::Copied(reason)) => GdsTrial::Copied(reason, counts),

@@ -5,6 +5,8 @@ use std::sync::Arc;
 
 use deepnvme_cuda::{CuFile, FileHandle};
 
+use crate::sync::{Mutex, lock};
+
 /// A file registered with cuFile until the last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct RegisteredFile(Arc<Registration>);
@@ -15,6 +17,8 @@ struct Registration {
     handle: FileHandle,
     _file: Arc<OwnedFd>,
     untried: Option<u64>,
+    /// The latest reason why a transfer failed.
+    refusal: Mutex<Option<String>>,
 }
 
 impl RegisteredFile {
@@ -22,7 +26,18 @@ impl RegisteredFile {
     /// host.
     pub(crate) fn register(cufile: &CuFile, file: &Arc<OwnedFd>, untried: Option<u64>) -> Result<Self, String> {
         let handle = FileHandle::new(cufile, file.as_fd()).map_err(|error| error.to_string())?;
-        Ok(Self(Arc::new(Registration { handle, _file: Arc::clone(file), untried })))
+        let refusal = Mutex::new(None);
+        Ok(Self(Arc::new(Registration { handle, _file: Arc::clone(file), untried, refusal })))
+    }
+
+    /// Records why a transfer failed.
+    pub(crate) fn refuse(&self, reason: String) {
+        *lock(&self.0.refusal) = Some(reason);
+    }
+
+    /// Returns the latest reason why a transfer failed.
+    pub(crate) fn refusal(&self) -> Option<String> {
+        lock(&self.0.refusal).clone()
     }
 
     /// Returns the device number of the file's file system if cuFile may copy through the host.

@@ -46,11 +46,6 @@ impl GdsRoute {
         file.part_at(block.io.start).0.check_gds(&setup.gds)
     }
 
-    /// Takes cuFile's last reason to refuse a transfer.
-    pub(super) fn take_refusal(&self) -> Option<String> {
-        self.setup.as_ref().and_then(|setup| setup.gds.take_refusal())
-    }
-
     /// Records why a block does not use cuFile. Fails if cuFile is required.
     pub(super) fn fall_back(&self, reason: &str, stats: &WorkerStats) -> Result<()> {
         if self.setup.as_ref().is_some_and(|setup| setup.mode == DirectMode::Required) {

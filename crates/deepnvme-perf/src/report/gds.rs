@@ -85,7 +85,7 @@ fn combine(trial: GdsTrial, by_rules: GdsReport) -> GdsReport {
         GdsTrial::Copied(reason, counts) => {
             GdsReport { mode: "compatibility", reason: Some(explained(reason)), reads: reads(counts) }
         }
-        GdsTrial::NotStarted(reason) => {
+        GdsTrial::NotStarted(reason) | GdsTrial::Failed(reason) => {
             let mode = if by_rules.mode == "direct" { "none" } else { by_rules.mode };
             GdsReport::because(mode, explained(reason))
         }

@@ -35,8 +35,6 @@ pub(crate) struct Gds {
     opened: OnceLock<CuFile>,
     /// Why cuFile was not opened. Locked while opening.
     failure: Mutex<Option<OpenFailure>>,
-    /// cuFile's last refusal of a transfer.
-    refusal: Mutex<Option<String>>,
     pub(super) batches: Batches,
     pub(super) registrations: Arc<Registrations>,
     file_systems: FileSystems,
@@ -73,7 +71,6 @@ impl Gds {
             devices,
             opened: OnceLock::new(),
             failure: Mutex::default(),
-            refusal: Mutex::default(),
             batches: Batches::default(),
             registrations: Registrations::of_process(),
             file_systems: FileSystems::default(),
@@ -117,12 +114,16 @@ impl Gds {
         }
     }
 
-    /// Returns cuFile, or the reason why it is no better than a bounce buffer.
+    /// Returns cuFile, or the reason why it cannot be used.
     pub(crate) fn cufile(&self) -> std::result::Result<&CuFile, String> {
         if let Some(cufile) = self.opened.get() {
             return Ok(cufile);
         }
         let mut failure = lock(&self.failure);
+        // Another thread may have opened it meanwhile.
+        if let Some(cufile) = self.opened.get() {
+            return Ok(cufile);
+        }
         let is_final = |libraries: Option<u64>| libraries.is_none_or(|libraries| libraries == libraries_loaded());
         if let Some(known) = failure.as_ref().filter(|known| is_final(known.libraries)) {
             return Err(known.reason.clone());
@@ -165,11 +166,6 @@ impl Gds {
         most.min(limit.max(PAGE_BYTES))
     }
 
-    /// Takes cuFile's last refusal.
-    pub(crate) fn take_refusal(&self) -> Option<String> {
-        lock(&self.refusal).take()
-    }
-
     /// Returns whether an op is direct.
     pub(super) fn verdict(&self, op: &Op) -> Verdict {
         let untried = op.cufile.as_ref().and_then(RegisteredFile::untried);
@@ -179,7 +175,7 @@ impl Gds {
     /// Performs one op with one call.
     pub(crate) fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
         let (moved, is_registered) = self.transfer(op)?;
-        self.outcome(moved, is_registered)
+        self.outcome(op, moved, is_registered)
     }
 
     /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge, or the rules for file
@@ -203,7 +199,7 @@ impl Gds {
             let (transferred, counts) = cufile.counted(op.kind == OpKind::Read, || self.transfer(op));
             let (result, is_registered) = transferred?;
             if !matches!(&result, Ok(1..)) {
-                return self.outcome(result, is_registered);
+                return self.outcome(op, result, is_registered);
             }
             moved = Some((result, is_registered));
             verdict = counts.map_or(Verdict::Unknown, judge);
@@ -217,10 +213,10 @@ impl Gds {
         self.file_systems.learn(device, op.kind, &verdict);
         match (verdict, moved) {
             (Verdict::Copied(reason), _) => {
-                self.refuse(reason);
+                refuse(op, reason);
                 Err(Errno::OPNOTSUPP)
             }
-            (_, Some((result, is_registered))) => self.outcome(result, is_registered),
+            (_, Some((result, is_registered))) => self.outcome(op, result, is_registered),
             (_, None) => self.perform(op),
         }
     }
@@ -247,6 +243,7 @@ impl Gds {
     /// Counts the result of a transfer and records a refusal.
     pub(super) fn outcome(
         &self,
+        op: &Op,
         moved: std::result::Result<usize, IoError>,
         is_registered: bool,
     ) -> std::result::Result<usize, Errno> {
@@ -256,15 +253,17 @@ impl Gds {
                 Ok(bytes)
             }
             Err(error) => {
-                self.refuse(error.to_string());
+                refuse(op, error.to_string());
                 Err(errno_of(&error))
             }
         }
     }
+}
 
-    /// Records cuFile's refusal of a transfer.
-    pub(super) fn refuse(&self, reason: String) {
-        *lock(&self.refusal) = Some(reason);
+/// Records why cuFile did not perform an op.
+pub(super) fn refuse(op: &Op, reason: String) {
+    if let Some(file) = &op.cufile {
+        file.refuse(reason);
     }
 }
 

@@ -11,6 +11,7 @@ use deepnvme_cuda::{Batch, BatchEntry, BatchEvent, CuFile, Device as Gpu};
 use deepnvme_mem::Device;
 
 use super::cufile::Gds;
+use super::cufile::refuse;
 use super::file_systems::Verdict;
 use super::registrations::{Acquired, RegistrationUse};
 use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
@@ -48,7 +49,7 @@ impl Gds {
                 Verdict::Direct => None,
                 Verdict::Unknown => Some(self.perform_trial(&op)),
                 Verdict::Copied(reason) => {
-                    self.refuse(reason);
+                    refuse(&op, reason);
                     Some(Err(Errno::OPNOTSUPP))
                 }
             };
@@ -91,14 +92,15 @@ impl Gds {
         }
         // SAFETY: each op keeps its memory, which is contiguous on that GPU, and `ready` keeps the file's registration,
         // until its completion is reported. Both are leaked below if the completion never arrives.
-        if let Err(error) = unsafe { batch.submit(&entries) } {
+        if unsafe { batch.submit(&entries) }.is_err() {
+            // Each op has a call of its own then, which states its reason.
             self.batches.are_refused.store(true, Ordering::Relaxed);
-            self.refuse(error.to_string());
             left.extend(ready.into_iter().flatten().map(|ready| ready.op));
             return left;
         }
         self.batches.submissions.fetch_add(1, Ordering::Relaxed);
-        if self.reap(&mut batch, &mut ready, finish).is_err() {
+        if let Err(error) = self.reap(&mut batch, &mut ready, finish) {
+            ready.iter().flatten().for_each(|late| refuse(&late.op, error.to_string()));
             // A cancelled batch still reports its transfers. The worker repeats cancelled ones through a bounce buffer.
             let _ = batch.cancel();
             let _ = self.reap(&mut batch, &mut ready, finish);
@@ -121,7 +123,7 @@ impl Gds {
         finish: Finish<'_>,
     ) -> Result<(), deepnvme_cuda::Error> {
         while batch.outstanding() > 0 {
-            let events = batch.wait(BATCH_TIMEOUT).inspect_err(|error| self.refuse(error.to_string()))?;
+            let events = batch.wait(BATCH_TIMEOUT)?;
             self.report(events, ready, finish);
         }
         Ok(())
@@ -147,7 +149,7 @@ impl Gds {
                 continue;
             };
             drop(registration_use);
-            let result = self.outcome(result, is_registered);
+            let result = self.outcome(&op, result, is_registered);
             finish(Completion { op, result });
         }
     }
@@ -167,9 +169,8 @@ impl Gds {
     fn new_batch(&self, cufile: &CuFile, gpu: &Arc<Gpu>) -> Option<Batch> {
         match Batch::new(cufile, gpu, ENTRIES_MAX as u32) {
             Ok(batch) => batch,
-            Err(error) => {
+            Err(_) => {
                 self.batches.are_refused.store(true, Ordering::Relaxed);
-                self.refuse(error.to_string());
                 None
             }
         }

@@ -88,7 +88,7 @@ impl<B: Backend> IoLoop<B> {
                 WorkerStats::count(&counters.retries, 1);
                 return self.submit_again(op);
             }
-            Outcome::GoBuffered(_) if entry.uses_gds() => return self.fall_back_to_bounce(token),
+            Outcome::GoBuffered(_) if entry.uses_gds() => return self.fall_back_to_bounce(token, refusal(&op)),
             Outcome::GoBuffered(reason) => match entry.fall_back_to_buffered(op, &reason) {
                 Ok(op) => {
                     lock(&self.accounts.stats.buffered_reason).get_or_insert(reason);
@@ -98,8 +98,7 @@ impl<B: Backend> IoLoop<B> {
             },
             Outcome::EndOfFile => Some(entry.end_of_file_error()),
             Outcome::Fail(error) if entry.uses_gds() => {
-                let reason = self.gds.take_refusal();
-                Some(reason.map_or(error.clone(), |reason| error.because(reason)))
+                Some(refusal(&op).map_or(error.clone(), |reason| error.because(reason)))
             }
             Outcome::Fail(error) => Some(error),
         };
@@ -108,9 +107,9 @@ impl<B: Backend> IoLoop<B> {
     }
 
     /// Queues a block that cuFile has refused for bounce buffers. Later blocks of the same file follow it.
-    fn fall_back_to_bounce(&mut self, token: Token) -> Result<()> {
+    fn fall_back_to_bounce(&mut self, token: Token, reason: Option<String>) -> Result<()> {
         let Some(entry) = self.in_flight.remove(token) else { return Ok(()) };
-        let reason = self.gds.take_refusal().unwrap_or_else(|| "cuFile has refused a transfer".into());
+        let reason = reason.unwrap_or_else(|| "cuFile has refused a transfer".into());
         let InFlightOp { guard, task: Task::Block { block, .. }, .. } = entry else { return Ok(()) };
         let file = guard.request().file(&block);
         file.part_at(block.io.start).0.refuse_gds(&reason);
@@ -190,4 +189,9 @@ fn wanted_bytes(request: &Request, block: &Block) -> u64 {
         .iter()
         .map(|segment| (segment.offset + segment.len).min(block.range.end) - segment.offset.max(block.range.start))
         .sum()
+}
+
+/// Returns why cuFile did not perform an op.
+fn refusal(op: &Op) -> Option<String> {
+    op.cufile.as_ref()?.refusal()
 }
