@@ -217,7 +217,7 @@ impl WorkerStats {
             (IoMode::Direct, Route::Caller) => &counters.bytes_direct,
             (IoMode::Direct, Route::Bounce) => &counters.bytes_bounced,
             (_, Route::Gds) => &counters.bytes_gds,
-            (IoMode::Buffered, _) => &counters.bytes_buffered,
+            (IoMode::Buffered | IoMode::Cached, _) => &counters.bytes_buffered,
         };
         Self::count(by_direction, bytes);
         Self::count(by_data_path, bytes);

@@ -323,7 +323,7 @@ impl TensorFile {
         let together = usize::try_from(self.layout.contiguous_bytes(offset)).unwrap_or(usize::MAX);
         let memory = memory.slice(0..memory.len().min(together));
         let (part, offset) = self.part_at(offset);
-        let file = part.descriptor(IoMode::Buffered)?;
+        let file = part.descriptor(IoMode::Cached)?;
         let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
         loop {
             match call::perform(&op) {

@@ -32,6 +32,8 @@ pub(crate) struct Part {
     /// Open through the page cache. Opened from the direct descriptor when it is first needed, for instance by a ragged
     /// edge.
     buffered: OnceLock<Arc<OwnedFd>>,
+    /// Open to read bytes that are in the page cache, on first use. `None` if it cannot be opened.
+    cached: OnceLock<Option<Arc<OwnedFd>>>,
     requires_direct: bool,
     /// Why transfers are buffered. Set when opening or at the first refusal of a direct one.
     buffered_reason: OnceLock<String>,
@@ -130,13 +132,14 @@ impl Part {
             .then(|| fs::folder_of(&path))
             .map(|folder| std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()));
         let (cufile_registration, gds_refusal) = (OnceLock::new(), OnceLock::new());
-        let (direct, buffered, has_coherent_cache) = (None, OnceLock::new(), OnceLock::new());
+        let (direct, buffered, cached, has_coherent_cache) = (None, OnceLock::new(), OnceLock::new(), OnceLock::new());
         Self {
             path,
             folder,
             access,
             direct,
             buffered,
+            cached,
             requires_direct,
             buffered_reason,
             cufile_registration,
@@ -209,9 +212,12 @@ impl Part {
         }
     }
 
-    /// Returns the descriptor for direct or buffered I/O. Without a direct descriptor, returns the buffered one, which
-    /// is opened on first use.
+    /// Returns the descriptor for direct, buffered or cached I/O. Without one for direct I/O or for cached bytes, returns
+    /// the buffered one, which is opened on first use.
     pub(crate) fn descriptor(&self, mode: IoMode) -> Result<Arc<OwnedFd>> {
+        if let (IoMode::Cached, Some(fd)) = (mode, self.cached.get().and_then(Option::as_ref)) {
+            return Ok(Arc::clone(fd));
+        }
         if let (IoMode::Direct, Some((fd, _))) = (mode, &self.direct) {
             return Ok(Arc::clone(fd));
         }
@@ -236,7 +242,23 @@ impl Part {
             return None;
         }
         let pages = fs::cached_pages(self.any().as_fd(), range).ok()?;
-        (pages == 0 || self.descriptor(IoMode::Buffered).is_ok()).then_some(pages)
+        (pages == 0 || self.cached_descriptor().is_some()).then_some(pages)
+    }
+
+    /// Returns the descriptor for reads of bytes in the page cache, opened on first use. Where pages have gone since, a
+    /// read brings back these pages only, one by one. Read-ahead would bring neighbours in large folios. If a buffered
+    /// write made such a folio dirty, the kernel could not drop it after a direct write to another part of it.
+    fn cached_descriptor(&self) -> Option<&Arc<OwnedFd>> {
+        let open = || {
+            let file = match fs::reopen(self.any().as_fd(), OFlags::RDONLY) {
+                Err(Errno::NOENT) => self.reopen_by_name(),
+                reopened => reopened,
+            };
+            let file = file.ok()?;
+            fs::advise_random(file.as_fd()).ok()?;
+            Some(Arc::new(file))
+        };
+        self.cached.get_or_init(open).as_ref()
     }
 
     /// Opens the file by its name, if the name still refers to this file.

@@ -326,6 +326,15 @@ pub fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> Result<us
     repeat(|| rustix::io::pread(file, &mut *bytes, offset))
 }
 
+/// Advises the kernel that reads with this descriptor are random: they bring no other pages into the page cache than
+/// those asked for, one by one.
+///
+/// # Errors
+/// The kernel's error.
+pub fn advise_random(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    calls::fadvise(file, 0, None, calls::Advice::Random)
+}
+
 /// Returns how many pages of a byte range are in the page cache.
 ///
 /// # Errors

@@ -38,10 +38,10 @@ pub use rustix::fs::OFlags;
 pub use stat::{FileId, FileKind, ListKind, Space, Stat};
 pub use system::{system_text, umask, user};
 pub use world::{
-    access_list, allocate, cached_pages, copy_between, entries, file_system, link, link_path, lock, make_folder, open,
-    open_flags, open_in_memory, open_unnamed, random_bits, read_at, real_path, remove_folder, rename, rename_new,
-    reopen, resolved_path, set_group, set_mode, set_open_flags, space, stat, stat_link, stat_of, sync, truncate,
-    try_lock, unlink, unlock, write_at,
+    access_list, advise_random, allocate, cached_pages, copy_between, entries, file_system, link, link_path, lock,
+    make_folder, open, open_flags, open_in_memory, open_unnamed, random_bits, read_at, real_path, remove_folder,
+    rename, rename_new, reopen, resolved_path, set_group, set_mode, set_open_flags, space, stat, stat_link, stat_of,
+    sync, truncate, try_lock, unlink, unlock, write_at,
 };
 
 /// Returns whether a name exists. A dangling link counts as missing.

@@ -95,6 +95,7 @@ calls! {
     fn set_open_flags(file: BorrowedFd<'_>, flags: OFlags) -> ();
     fn read_at(file: BorrowedFd<'_>, bytes: &mut [u8], offset: u64) -> usize;
     fn write_at(file: BorrowedFd<'_>, bytes: &[u8], offset: u64) -> usize;
+    fn advise_random(file: BorrowedFd<'_>) -> ();
     fn cached_pages(file: BorrowedFd<'_>, range: &Range<u64>) -> u64;
     fn copy_between(source: At<'_>, target: At<'_>, bytes: usize) -> usize;
     fn open_in_memory(name: &str) -> OwnedFd;

@@ -154,11 +154,11 @@ impl BlockPlan {
         start..self.extents[at].range().end.min(start.saturating_add(bytes_max)).max(end)
     }
 
-    /// Returns a read block as it is if its bytes come from the page cache: buffered, and not widened.
+    /// Returns a read block as it is if its bytes come from the page cache: not widened.
     #[must_use]
     pub fn through_cache(&self, block: Block) -> Block {
         let io = block.range.clone();
-        let mut block = Block { io, mode: IoMode::Buffered, route: Route::Caller, ..block };
+        let mut block = Block { io, mode: IoMode::Cached, route: Route::Caller, ..block };
         let router = Router { direction: self.direction, segments: &self.segments, bounce_bytes: self.bounce_bytes };
         router.choose(&mut block, None, false);
         block

@@ -14,6 +14,8 @@ pub enum IoMode {
     Direct,
     /// Through the page cache.
     Buffered,
+    /// A read of bytes that are in the page cache, on a descriptor that is open for direct I/O otherwise.
+    Cached,
 }
 
 /// How an op reaches the caller's memory.

@@ -124,7 +124,7 @@ impl DataPath {
     pub(crate) const fn of(mode: IoMode, route: Route) -> Self {
         match (mode, route) {
             (_, Route::Gds) => Self::Gds,
-            (IoMode::Buffered, _) => Self::Buffered,
+            (IoMode::Buffered | IoMode::Cached, _) => Self::Buffered,
             (IoMode::Direct, Route::Caller) => Self::Direct,
             (IoMode::Direct, Route::Bounce) => Self::Bounced,
         }

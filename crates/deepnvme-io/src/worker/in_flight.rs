@@ -135,6 +135,7 @@ impl InFlightOp {
             Some(alignment) if *mode == IoMode::Direct => {
                 *step_bytes = alignment.offset.max(alignment.memory).bytes() as usize;
             }
+            _ if *mode == IoMode::Cached => {}
             _ => *mode = IoMode::Buffered,
         }
         let direction = self.guard.request().plan.direction();

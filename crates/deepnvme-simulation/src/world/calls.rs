@@ -272,6 +272,11 @@ impl Calls for World {
         pread(file, &mut bytes[..at_most], offset)
     }
 
+    fn advise_random(&self, _file: BorrowedFd<'_>) -> Result<(), Errno> {
+        drop(self.step("advise_random", &"")?);
+        Ok(())
+    }
+
     fn cached_pages(&self, file: BorrowedFd<'_>, range: &Range<u64>) -> Result<u64, Errno> {
         let mut state = self.step("cached_pages", range)?;
         state.tree.inode_of(file)?;
