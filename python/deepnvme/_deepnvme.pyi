@@ -110,7 +110,7 @@ class Engine:
     Args:
         backend: I/O interface: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"`` (default):
             the first of them that works here. ``probe()`` explains the choice.
-        workers: threads that submit and reap, 1 to 64. Default: one per processor, at most 4.
+        workers: threads that submit and reap, 1 to 64. Default: one per CPU, at most 4.
         queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
             bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
         block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
@@ -892,7 +892,7 @@ class _CheckpointReader:
     def described_nbytes(self) -> int: ...
     @property
     def metadata(self) -> list[tuple[str, str]]: ...
-    def check(self, identity: tuple[int, int] | None) -> None: ...
+    def check(self, fingerprint: tuple[int, int] | None) -> None: ...
     def verify_tensors(self, verify: str) -> None: ...
     def index_crc64(self) -> int: ...
     def tensors(self, numbers: list[int] | None = None) -> list[tuple[str, str, list[int], list[int], int, int]]: ...
@@ -1560,8 +1560,8 @@ class StepGradients:
 class Kernel:
     """Run optimizer steps on threads, for :class:`deepnvme.optim.AdamW` and the others.
 
-    ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some processors,
-    ``"two-step"``, ``"two-step-fused"`` and ``"one-step"``. ``threads=0`` starts one thread per processor.
+    ``sqrt_mode`` selects the rounding of square roots: ``"exact"``, or torch's own rounding on some CPUs,
+    ``"two-step"``, ``"two-step-fused"`` and ``"one-step"``. ``threads=0`` starts one thread per CPU.
     """
 
     def __new__(cls, *, threads: int = 0, sqrt_mode: str = "exact") -> Self: ...
@@ -1573,7 +1573,7 @@ class Kernel:
         """The rounding of square roots."""
     @staticmethod
     def sqrt_modes() -> list[str]:
-        """The roundings that this processor supports."""
+        """The roundings that this CPU supports."""
     def sqrt_(self, tensor: torch.Tensor) -> None:
         """Take the square roots of an fp32 tensor in place, as a step does."""
     def step(

@@ -68,7 +68,7 @@ pub(crate) fn from_view(
     }
     if access == MemoryAccess::Write && exported.readonly {
         return Err(PyValueError::new_err(format!(
-            "this {class} is read-only, so that nothing can be read into it; use a writable array, tensor or bytearray"
+            "this {class} is read-only, so nothing can be read into it; use a writable array, tensor or bytearray"
         )));
     }
     let strided = exported.stride_bytes.clone().map(|stride_bytes| Strided {

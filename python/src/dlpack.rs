@@ -26,7 +26,7 @@ pub(crate) fn tensor(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
     }?;
     if access == MemoryAccess::Write && imported.is_read_only() {
         return Err(PyValueError::new_err(format!(
-            "this {} is read-only, so that nothing can be read into it; use a writable tensor",
+            "this {} is read-only, so nothing can be read into it; use a writable tensor",
             object.get_type().name()?
         )));
     }

@@ -26,7 +26,8 @@ pub(crate) fn start<T: Send + 'static>(
 }
 
 impl<T: Send> BackgroundTask<T> {
-    /// Waits for the result without the GIL. `Disconnected` means that the work panicked.
+    /// Waits for the result without the GIL. `Disconnected` means that the work panicked, or that an earlier call took
+    /// the result.
     pub(crate) fn wait(&self, py: Python<'_>, timeout: Duration) -> Result<T, RecvTimeoutError> {
         py.detach(|| ignore_poison(self.0.lock()).recv_timeout(timeout))
     }
@@ -37,8 +38,8 @@ pub(crate) fn drop_in_background<T: Send + 'static>(value: T) {
     let _ = start_thread(|| std::thread::Builder::new().name("deepnvme-release".into()).spawn(move || drop(value)));
 }
 
-/// A value whose use and drop may wait for the disk, until it is taken. Both run without the GIL, and no caller waits
-/// for the lock with the GIL held.
+/// Holds a value until it is taken. Using or dropping it may wait for the disk: both run without the GIL, and no caller
+/// waits for the lock with the GIL held.
 pub(crate) struct UntilTaken<T: Send>(Mutex<Option<T>>);
 
 impl<T: Send> UntilTaken<T> {

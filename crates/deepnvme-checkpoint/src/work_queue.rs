@@ -18,8 +18,9 @@ pub(crate) fn thread_count(items: usize) -> usize {
     cores.min(THREADS_MAX).min(items).max(1)
 }
 
-/// Returns how many threads to use next to the engine's workers: half of [`thread_count`]. A virtual device idles while
-/// a worker waits for a core, and one thread fills buffers faster than most disks empty them.
+/// Returns how many threads to use next to the engine's workers: half of [`thread_count`]. A worker that waits for a
+/// core lets the device idle, most of all in a virtual machine. One thread fills buffers faster than most disks empty
+/// them.
 pub(crate) fn thread_count_beside_engine(items: usize) -> usize {
     (thread_count(usize::MAX) / 2).min(items).max(1)
 }

@@ -1,4 +1,4 @@
-//! The file list of a checkpoint in several files: a JSON text with the identities of the files and its own checksum.
+//! The file list of a checkpoint in several files: a JSON text with the fingerprints of the files and its own checksum.
 //!
 //! ```text
 //! "deepnvme.checksum": "<bytes of the text>-<sum of these digits>-<sum of the text without these last digits>"

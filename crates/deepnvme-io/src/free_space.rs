@@ -1,4 +1,5 @@
-//! The free space near a path, for errors of full disks. `fs` uses `error`, and `error` uses this, so it is in neither.
+//! The free space near a path, for errors of full disks. A module of its own, since `error` uses it and `fs` uses
+//! `error`.
 
 use std::path::Path;
 

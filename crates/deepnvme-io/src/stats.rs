@@ -227,7 +227,8 @@ impl WorkerStats {
     }
 }
 
-/// Returns the latency histogram of all workers: latencies, rounded up to two digits, and counts, in ascending order.
+/// Returns the latency histogram of all workers: latencies, rounded up to two significant digits, and counts, in
+/// ascending order.
 pub(crate) fn latencies_us<'a>(workers: impl Iterator<Item = &'a WorkerStats>) -> Vec<(u64, u64)> {
     let all = all_latencies(workers);
     let steps = all.iter().flat_map(Histogram::iter_recorded);

@@ -52,8 +52,8 @@ fn at_rest(count: impl Fn() -> usize) -> usize {
     looks.min().unwrap_or_default()
 }
 
-/// Waits for a count to settle: the kernel removes a ring's descriptor and a thread's entry with a delay.
-fn settles(what: &str, most: usize, count: impl Fn() -> usize) {
+/// Waits for a count to fall: the kernel removes a ring's descriptor and a thread's entry with a delay.
+fn wait_for_count(what: &str, most: usize, count: impl Fn() -> usize) {
     let started = Instant::now();
     while count() > most {
         assert!(started.elapsed() < Duration::from_secs(5), "{what}: {}, and {most} before", count());
@@ -90,7 +90,7 @@ fn a_thousand_opens_leave_no_descriptor_and_no_memory() {
         (0..OPENS / 5).for_each(|round| open_write_read_close(&engine, &file.path, round));
         let (fds, rss) = (at_rest(descriptors), resident_bytes());
         (0..OPENS).for_each(|round| open_write_read_close(&engine, &file.path, round));
-        settles(&format!("descriptors, {}", kind.name()), fds, descriptors);
+        wait_for_count(&format!("descriptors, {}", kind.name()), fds, descriptors);
         let grown = resident_bytes().saturating_sub(rss);
         assert!(grown < RSS_SLACK_BYTES, "{}: memory grew by {grown} bytes in {OPENS} rounds", kind.name());
     }
@@ -109,8 +109,8 @@ fn engines_that_are_dropped_leave_no_thread_descriptor_or_memory() {
         (0..5).for_each(come_and_go);
         let (fds, rss) = (at_rest(descriptors), resident_bytes());
         (0..40).for_each(come_and_go);
-        settles("threads of engines", 0, || threads_named("deepnvme"));
-        settles(&format!("descriptors, {}", kind.name()), fds, descriptors);
+        wait_for_count("threads of engines", 0, || threads_named("deepnvme"));
+        wait_for_count(&format!("descriptors, {}", kind.name()), fds, descriptors);
         let grown = resident_bytes().saturating_sub(rss);
         assert!(grown < 2 * RSS_SLACK_BYTES, "{}: memory grew by {grown} bytes in 40 engines", kind.name());
     }
@@ -132,6 +132,6 @@ fn an_engine_that_cannot_start_leaves_nothing() {
     broken();
     let fds = at_rest(descriptors);
     (0..20).for_each(|_| drop(broken()));
-    settles("threads of engines", 0, || threads_named("deepnvme"));
-    settles("descriptors", fds, descriptors);
+    wait_for_count("threads of engines", 0, || threads_named("deepnvme"));
+    wait_for_count("descriptors", fds, descriptors);
 }

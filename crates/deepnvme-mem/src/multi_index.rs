@@ -40,8 +40,9 @@ impl<'a> MultiIndex<'a> {
         self.dims.last().map_or(1, |dim| dim.count - self.at[self.dims.len() - 1])
     }
 
-    /// Advances by `items`, at most to the end of the last dimension. After the last item it starts again.
+    /// Advances by `items`, which is at most [`left_in_row`](Self::left_in_row). After the last item it starts again.
     pub(crate) fn advance(&mut self, items: usize) {
+        debug_assert!(items <= self.left_in_row(), "{items} items reach beyond the row");
         let mut step = items;
         for (dim, index) in self.dims.iter().zip(&mut self.at[..self.dims.len()]).rev() {
             *index += step;

@@ -16,6 +16,9 @@ enum Policy {
     Priority { priorities: HashMap<TaskId, u64>, lowest: u64 },
 }
 
+/// The key of the random numbers of a scheduler.
+const SCHEDULER_KEY: u64 = 0x0073_6368;
+
 /// A scheduler for one execution.
 #[derive(Debug)]
 pub struct SeededScheduler {
@@ -29,7 +32,7 @@ impl SeededScheduler {
     /// Creates the scheduler of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
-        let mut rng = Rng::keyed(seed, &[0x0073_6368]);
+        let mut rng = Rng::keyed(seed, &[SCHEDULER_KEY]);
         let policy = match rng.below(4) {
             0 => Policy::Uniform,
             1 => Policy::Priority { priorities: HashMap::new(), lowest: u64::MAX / 2 },

@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 const FOLDER: &str = "/d0";
 /// Members of sets are on another disk than their index: a sync of one does not cover the other.
 const MEMBERS: &str = "/d1";
-/// Most consecutive calls that fail.
+/// Maximum consecutive calls that fail.
 const REFUSED_MAX: u64 = 3;
 /// Calls from the middle of a save to a little after its end.
 const LATE_CALLS: Range<u64> = 28..72;
@@ -297,8 +297,8 @@ fn save_shard(history: &History, step: u64, text: &str) {
     let shard = [header_bytes.as_slice(), text.as_bytes()].concat();
     let file = fs::open(&folder.join(SHARD), OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL, 0o600).unwrap();
     fs::write_all(file.as_fd(), &shard).unwrap();
-    let identity = json!({"bytes": shard.len(), "index_crc64": format!("{:016x}", checksums_of(&shard).crc64)});
-    let index = json!({"entries": {"a": {"bytes": [SHARD, "a"]}}, FILES_KEY: {SHARD: identity}}).to_string();
+    let fingerprint = json!({"bytes": shard.len(), "index_crc64": format!("{:016x}", checksums_of(&shard).crc64)});
+    let index = json!({"entries": {"a": {"bytes": [SHARD, "a"]}}, FILES_KEY: {SHARD: fingerprint}}).to_string();
     write(&folder.join(SHARDS_LIST), &index, true).unwrap();
     history.commit(entry(&name, step, &index, Vec::new()), None, &[]).unwrap();
 }

@@ -7,9 +7,9 @@
 //! Weights may be decoded on the way ([`Decoding`]): cast, unpacked or dequantised, by the threads of `decode_pool` and
 //! by the waiting thread. `compressed_cache` keeps encoded weights in memory. `inline_decoder` decodes rows.
 //!
-//! `access_predictor` learns the order of groups, `residency` decides purely which groups are in memory, `slot_memory`
-//! divides the arena, `streamer` moves the bytes of groups (`fetch` is one group's), and `weight_file` notices changed
-//! files.
+//! `access_predictor` learns the order of groups, `residency` decides, without I/O, which groups are in memory,
+//! `slot_memory` divides the arena, `streamer` moves the bytes of groups (`fetch` reads one group), and `weight_file`
+//! notices changed files.
 //!
 //! [`pack`] rewrites a model's files so that they stream faster.
 //!

@@ -18,8 +18,9 @@ use crate::fake_driver::{Gpu, GpuMemory, pattern};
 const SLOT_BYTES: usize = 1 << 20;
 /// Unchanged bytes of a group.
 const PLAIN: usize = 300_001;
-/// Elements after them, bf16 on disk and fp32 in memory.
+/// Offset in memory of the elements that are cast.
 const CAST_AT: usize = 303_104;
+/// Elements after the unchanged bytes, bf16 on disk and fp32 in memory.
 const CAST: usize = 100_000;
 
 /// A file of groups, their expected bytes, and a streamer over GPU memory.

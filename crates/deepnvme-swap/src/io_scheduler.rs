@@ -20,7 +20,7 @@ use crate::id_map::IdMap;
 use crate::item_table::ItemTable;
 use crate::residency::Action;
 use crate::slot_allocator::ItemId;
-use crate::store::{Segment, Store, StoredItem};
+use crate::store::{DiskRange, Store, StoredItem};
 use crate::sync::outer::{Mutex, MutexGuard};
 
 /// The state that all handles of a swapper share.
@@ -107,23 +107,23 @@ impl IoScheduler {
             let done = self.take_completed();
             let mut has_changed = !done.is_empty();
             done.into_iter().for_each(|transfer| self.complete_or_fail(transfer));
-            let (actions, reaped) = {
+            let (actions, removed) = {
                 let mut table = self.items.lock();
                 let actions = table.take_planned();
                 let resident = table.residency.resident_bytes() as u64;
                 table.stats.resident_bytes_peak = table.stats.resident_bytes_peak.max(resident);
-                (actions, table.take_reaped())
+                (actions, table.take_removed())
             };
-            if !has_changed && actions.is_empty() && reaped.is_empty() {
+            if !has_changed && actions.is_empty() && removed.is_empty() {
                 return;
             }
             for action in actions {
                 has_changed |= !self.start_or_fail(action);
             }
-            if !reaped.is_empty() {
+            if !removed.is_empty() {
                 has_changed = true;
-                self.disk.remove(&reaped);
-                self.items.lock().space_freed(reaped.len());
+                self.disk.remove(&removed);
+                self.items.lock().space_freed(removed.len());
             }
             // A transfer that has started ends no wait.
             if has_changed {
@@ -172,30 +172,30 @@ impl IoScheduler {
             Action::Write { id, slot } => (id, slot, false),
             Action::SlotReserved => return false,
         };
-        let (stored, segments) = {
+        let (stored, ranges) = {
             let store = self.store();
             // An item is removed only when no transfer of it is in flight.
             let Some(stored) = store.get(id).cloned() else { return false };
-            let segments = store.segments(&stored, 0..stored.bytes, true);
-            (stored, segments)
+            let ranges = store.disk_ranges(&stored, 0..stored.bytes, true);
+            (stored, ranges)
         };
         let start = slot + stored.padding;
         let result = if is_read {
-            let item = |Segment { file, offset, start: from, bytes }: Segment| {
+            let item = |DiskRange { file, offset, start: from, bytes }: DiskRange| {
                 let target = self.arena.region_mut(start + from..start + from + bytes);
                 ReadItem { file, offset, target }
             };
-            self.engine.read_batch(segments.into_iter().map(item).collect()).map(PendingIo::Read)
+            self.engine.read_batch(ranges.into_iter().map(item).collect()).map(PendingIo::Read)
         } else {
             if self.has_checksums {
                 let checksums = checksums::checksums_of(&self.arena.region(start..start + stored.bytes));
                 self.store().set_checksums(id, checksums);
             }
-            let item = |Segment { file, offset, start: from, bytes }: Segment| {
+            let item = |DiskRange { file, offset, start: from, bytes }: DiskRange| {
                 let source = self.arena.region(start + from..start + from + bytes);
                 WriteItem { file, offset, source }
             };
-            let items = segments.into_iter().map(item).collect();
+            let items = ranges.into_iter().map(item).collect();
             self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
         };
         match result {
@@ -248,9 +248,8 @@ impl IoScheduler {
     /// Compares a region with its checksums.
     fn find_damage(&self, stored: &StoredItem, region: &Region) -> Option<Error> {
         let (slot, expected, found) = checksums::first_mismatch(region, stored.checksums.as_ref()?)?;
-        let place = self.store().segments(stored, slot..slot + 1, false).into_iter().next();
-        let (path, offset) =
-            place.map_or((PathBuf::new(), 0), |segment| (segment.file.path().to_path_buf(), segment.offset));
+        let place = self.store().disk_ranges(stored, slot..slot + 1, false).into_iter().next();
+        let (path, offset) = place.map_or((PathBuf::new(), 0), |range| (range.file.path().to_path_buf(), range.offset));
         Some(Error::Corrupt { path, offset, key: stored.key.to_string(), expected, found })
     }
 

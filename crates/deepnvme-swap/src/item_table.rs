@@ -374,19 +374,19 @@ impl<E> TableState<E> {
 
     /// Whether disk space will become free without any caller's action.
     pub(crate) fn is_freeing_space(&self) -> bool {
-        self.items_being_freed > 0 || self.residency.has_reaped() || self.residency.is_reaping()
+        self.items_being_freed > 0 || self.residency.has_removed() || self.residency.is_removing()
     }
 
-    /// Records that the space of these many reaped items is free.
+    /// Records that the space of these many removed items is free.
     pub(crate) fn space_freed(&mut self, items: usize) {
         self.items_being_freed -= items;
     }
 
     /// Takes deleted items. The caller frees their disk space, then calls [`space_freed`](Self::space_freed).
-    pub(crate) fn take_reaped(&mut self) -> Vec<ItemId> {
-        let reaped = self.residency.take_reaped();
-        self.items_being_freed += reaped.len();
-        reaped.iter().for_each(|id| drop(self.read_errors.remove(id)));
-        reaped
+    pub(crate) fn take_removed(&mut self) -> Vec<ItemId> {
+        let removed = self.residency.take_removed();
+        self.items_being_freed += removed.len();
+        removed.iter().for_each(|id| drop(self.read_errors.remove(id)));
+        removed
     }
 }

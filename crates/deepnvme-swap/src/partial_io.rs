@@ -7,7 +7,7 @@ use deepnvme_io::{ReadItem, WriteItem, WriteOptions};
 
 use crate::borrowed::Borrowed;
 use crate::error::{Error, Result};
-use crate::store::Segment;
+use crate::store::DiskRange;
 
 /// Bytes per copy.
 const COPY_BYTES: usize = 1 << 20;
@@ -30,11 +30,11 @@ impl Borrowed {
                 gpus.copy_from_slice(&target, at, step).map_err(Error::from)
             });
         }
-        let segments = self.segments(range)?;
-        let mut items = Vec::with_capacity(segments.len());
+        let ranges = self.disk_ranges(range)?;
+        let mut items = Vec::with_capacity(ranges.len());
         let (mut rest, mut bytes) = (Some(target), 0);
-        let last = segments.len().saturating_sub(1);
-        for (index, Segment { file, offset, bytes: len, .. }) in segments.into_iter().enumerate() {
+        let last = ranges.len().saturating_sub(1);
+        for (index, DiskRange { file, offset, bytes: len, .. }) in ranges.into_iter().enumerate() {
             let Some(whole) = rest.take() else { break };
             let target = if index == last {
                 whole
@@ -83,18 +83,18 @@ impl Borrowed {
                 Ok(())
             });
         }
-        let segments = self.segments(range)?;
-        if segments.len() > 1 && !source.is_contiguous() {
+        let ranges = self.disk_ranges(range)?;
+        if ranges.len() > 1 && !source.is_contiguous() {
             return Err(not_contiguous());
         }
         let part =
             |at: usize, len: usize| if source.is_contiguous() { source.slice(at..at + len) } else { source.clone() };
-        let item = |segment: Segment| WriteItem {
-            file: segment.file,
-            offset: segment.offset,
-            source: part(segment.start, segment.bytes),
+        let item = |range: DiskRange| WriteItem {
+            file: range.file,
+            offset: range.offset,
+            source: part(range.start, range.bytes),
         };
-        let items: Vec<WriteItem> = segments.into_iter().map(item).collect();
+        let items: Vec<WriteItem> = ranges.into_iter().map(item).collect();
         if !items.is_empty() {
             let written = self.scheduler().engine.write_batch(items, WriteOptions::default())?.wait().1;
             let mut table = self.scheduler().items.lock();
@@ -117,10 +117,10 @@ impl Borrowed {
         }
     }
 
-    fn segments(&self, range: Range<usize>) -> Result<Vec<Segment>> {
+    fn disk_ranges(&self, range: Range<usize>) -> Result<Vec<DiskRange>> {
         let store = self.scheduler().store();
         let stored = store.get(self.id()).ok_or(Error::CLOSED)?;
-        Ok(store.segments(stored, range, false))
+        Ok(store.disk_ranges(stored, range, false))
     }
 }
 

@@ -44,9 +44,9 @@ impl StoredItem {
     }
 }
 
-/// A range of an item on disk.
+/// A contiguous part of an item on disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Segment {
+pub(crate) struct DiskRange {
     pub(crate) file: Arc<TensorFile>,
     /// Offset in the file.
     pub(crate) offset: u64,
@@ -107,34 +107,39 @@ impl Store {
         self.items.remove(&id)
     }
 
-    /// The segments that a range of an item consists of. For `is_whole` items in the swap file, the last one extends to
-    /// the alignment, so direct I/O needs no partial block.
-    pub(crate) fn segments(&self, stored: &StoredItem, range: std::ops::Range<usize>, is_whole: bool) -> Vec<Segment> {
+    /// Returns the places on disk of a range of an item. With `is_whole`, the last one of a swapped item extends to the
+    /// alignment, so direct I/O needs no partial block.
+    pub(crate) fn disk_ranges(
+        &self,
+        stored: &StoredItem,
+        range: std::ops::Range<usize>,
+        is_whole: bool,
+    ) -> Vec<DiskRange> {
         let extents = match &stored.location {
             DiskLocation::Attached { file, offset } => {
                 let (file, offset) = (Arc::clone(file), offset + range.start as u64);
-                return vec![Segment { file, offset, start: 0, bytes: range.len() }];
+                return vec![DiskRange { file, offset, start: 0, bytes: range.len() }];
             }
             DiskLocation::Swap(extents) => extents,
         };
-        let (mut segments, mut at) = (Vec::new(), 0_usize);
+        let (mut ranges, mut at) = (Vec::new(), 0_usize);
         for extent in extents {
             let len = (extent.end - extent.start) as usize;
             let (from, to) = (range.start.max(at), if is_whole { at + len } else { range.end.min(at + len) });
             if from < to {
                 let offset = extent.start + (from - at) as u64;
                 let file = Arc::clone(self.files.file());
-                segments.push(Segment { file, offset, start: from - range.start, bytes: to - from });
+                ranges.push(DiskRange { file, offset, start: from - range.start, bytes: to - from });
             }
             at += len;
         }
-        segments
+        ranges
     }
 
     /// The place of an item, with descriptors for others to use.
     pub(crate) fn file_extents(&self, stored: &StoredItem) -> Result<Vec<FileExtent>, IoError> {
         let mut found = Vec::new();
-        for Segment { file, offset, bytes, .. } in self.segments(stored, 0..stored.bytes, false) {
+        for DiskRange { file, offset, bytes, .. } in self.disk_ranges(stored, 0..stored.bytes, false) {
             let end = offset + bytes as u64;
             match &stored.location {
                 DiskLocation::Swap(_) => found.extend(self.files.file_extents(&(offset..end))?),

@@ -12,7 +12,7 @@ use crate::io_scheduler::IoScheduler;
 use crate::item_table::ItemTable;
 use crate::next_use::NextUseQueue;
 use crate::options::{AttachedRange, CancelCheck, SwapperOptions};
-use crate::residency::{BorrowMode, Budgets, Residence, Residency};
+use crate::residency::{BorrowMode, Budgets, ItemLocation, Residency};
 use crate::slot_allocator::ItemId;
 use crate::stats::SwapStats;
 use crate::store::{DiskLocation, StoredItem};
@@ -146,13 +146,13 @@ impl Swapper {
         };
         loop {
             let id = self.find(key)?;
-            let is_on_disk = self.scheduler.items.lock().residency.residence(id) == Residence::Disk;
+            let is_on_disk = self.scheduler.items.lock().residency.location(id) == ItemLocation::Disk;
             // Checksums cover whole chunks, so a partial write has to go through memory.
             if self.scheduler.has_checksums || !is_on_disk {
                 return self.borrow_key(key, in_memory, is_cancelled);
             }
             let borrowed = self.borrow_key(key, on_disk, is_cancelled)?;
-            if self.scheduler.items.lock().residency.residence(borrowed.id()) == Residence::Disk {
+            if self.scheduler.items.lock().residency.location(borrowed.id()) == ItemLocation::Disk {
                 return Ok(borrowed);
             }
         }

@@ -111,7 +111,7 @@ class Checkpoint:
         try:
             is_same = self._is_as_saved()
         except (CorruptFileError, IsFolderError, InvalidArgumentError, NotFolderError):
-            # It is too short, or it is no regular file.
+            # It is too short, or it is not a regular file.
             is_same = False
         if is_same:
             return

@@ -119,7 +119,7 @@ class _SourceFile:
     names: set[str] | None
     reader: _CheckpointReader | None
     """``None`` if more files exist than can stay open."""
-    identity: tuple[int, int] | None
+    fingerprint: tuple[int, int] | None
     """Size, and checksum of the index, of a file that is opened again."""
 
 
@@ -147,9 +147,9 @@ class _Request:
                 reader.check(listed)
             descriptors_left -= 1
             stays_open = descriptors_left >= 0
-            identity = None if stays_open else (reader.nbytes, reader.index_crc64())
+            fingerprint = None if stays_open else (reader.nbytes, reader.index_crc64())
             files.append(
-                _SourceFile(path, None if names is None else set(names), reader if stays_open else None, identity)
+                _SourceFile(path, None if names is None else set(names), reader if stays_open else None, fingerprint)
             )
         return files
 
@@ -158,7 +158,7 @@ class _Request:
             return file.reader
         try:
             reader = self._open(file.path, None)
-            is_same = (reader.nbytes, reader.index_crc64()) == file.identity
+            is_same = (reader.nbytes, reader.index_crc64()) == file.fingerprint
         except FileNotFoundError:
             is_same = False
         if not is_same:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
 
-# Attribute of tensors that `torch.nn.Parameter` made of other classes. `isinstance` looks for it.
+# torch marks a parameter whose class is another tensor class by this attribute. `isinstance` looks for it.
 _IS_PARAMETER = "_is_param"
 # Attributes that need no bytes.
 _META = ("shape", "dtype", "ndim", "layout", "is_sparse", "is_quantized", "is_nested", "names", "itemsize", "nbytes")
@@ -97,7 +97,7 @@ class LazyTensor(torch.Tensor):
         if name == "detach":
             return args[0].derive(torch.Tensor.detach)
         made = func(*_real(args), **_real(kwargs or {}))
-        # `torch.nn.Parameter` calls these two, and requires that the type stays.
+        # `torch.nn.Parameter` calls `detach` and `requires_grad_`, and requires that the type stays.
         return args[0] if name == "requires_grad_" else made
 
     def derive(self, function: Callable[[torch.Tensor], torch.Tensor], *, is_parameter: bool = False) -> LazyTensor:

@@ -38,7 +38,7 @@ class SourceFile(NamedTuple):
     path: Any
     names: list[str] | None = None
     """The tensors that an index lists for this file. ``None``: all."""
-    identity: tuple[int, int] | None = None
+    fingerprint: tuple[int, int] | None = None
     """The file that the index means: its size, and the checksum of its own index."""
 
 
@@ -89,7 +89,7 @@ class LoadRequest:
         unless_covered = unless_covered and self.verify != "off"
         reader = _CheckpointReader(file.path, self.engine, exact, file.names, unless_covered=unless_covered)
         if self.verify != "off":
-            reader.check(file.identity)
+            reader.check(file.fingerprint)
         if reader.coverage == "stale":
             msg = f"{file.path}: its checksums were made for another file and copied into this one; they are ignored"
             warnings.warn(msg, stacklevel=2)
@@ -225,7 +225,7 @@ class LoadRequest:
                 None if storage is None else self.restore_location(storage, location)
                 for storage, location in zip(storages, locations, strict=True)
             ]
-        # Ordinary objects are built while their bytes are read.
+        # If `builds_early`, the other objects are built while the tensors' bytes arrive.
         with errors_with_path(path):
             state = reader.build(unpickler, storages, chosen)
         if builds_early:

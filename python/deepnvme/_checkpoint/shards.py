@@ -57,7 +57,11 @@ def save_shards(
         for member, name, shard in zip(new.members, new.names, shards, strict=True):
             nbytes, _, _, index_crc64 = plan(name, shard).start_into(member).wait(report, True)
             written[name.name] = nbytes, index_crc64
-        metadata = {"total_size": sum(tensor[3].nbytes for tensor in tensors), **identities(written), **_replaced(path)}
+        metadata = {
+            "total_size": sum(tensor[3].nbytes for tensor in tensors),
+            **fingerprints(written),
+            **_replaced(path),
+        }
         named = zip(new.names, shards, strict=True)
         weight_map = {tensor[0]: name.name for name, shard in named for tensor in shard}
         foreign = new.commit(json.dumps({"metadata": metadata, "weight_map": weight_map}))
@@ -119,8 +123,8 @@ def _is_loaded(path: Path) -> bool:
         return False
 
 
-def identities(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the records that identify the files of an index."""
+def fingerprints(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
+    """Return the records of the fingerprints of an index's files."""
     records = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
     return {"deepnvme.files": records}
 
@@ -130,7 +134,7 @@ def _index_of(path: Path) -> Path:
 
 
 def _replaced(path: Path) -> dict[str, Any]:
-    """Return the identity of a file of the same name. It is not removed, and other loaders would prefer it."""
+    """Return size and time of a file of the same name. It is not removed, and other loaders would prefer it."""
     try:
         stat = path.stat()
     except OSError:

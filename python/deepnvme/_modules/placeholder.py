@@ -68,7 +68,7 @@ class Placeholder(torch.Tensor):
         )
 
     def data_ptr(self) -> int:
-        """Return the address of no memory. A transfer asks for the storage next, whose error says more."""
+        """Return a null pointer. A transfer asks for the storage next, whose error says more."""
         return 0
 
     def __dlpack__(self, *_: object, **__: object) -> Any:
@@ -139,8 +139,9 @@ def _placeholders(values: Iterable[Any]) -> Iterator[Placeholder]:
 # Attributes of a parameter on disk: its name, for errors, and its strides.
 ON_DISK_NAME = "_deepnvme_name"
 ON_DISK_STRIDE = "_deepnvme_stride"
-# What needs no values: attributes, and functions by name.
+# Attributes that need values; all others do not.
 _VALUE_ATTRIBUTES = frozenset(("T", "mT", "H", "mH", "real", "imag"))
+# Functions that need no values, by name.
 _WITHOUT_VALUES = frozenset(
     ("size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "storage_offset", "is_contiguous",
      "is_floating_point", "is_complex", "is_signed", "is_inference", "is_conj", "is_neg", "is_same_size",
@@ -214,7 +215,7 @@ def on_disk_message(name: str, use: str) -> str:
 
 def is_on_disk(tensor: torch.Tensor) -> bool:
     """Whether a tensor stands for a weight on disk, of a model that is not closed."""
-    # A parameter of another class keeps it while it is on disk.
+    # A parameter of a subclass keeps its class while it is on disk, so the attribute counts as well.
     is_offloaded = isinstance(tensor, OnDiskParameter) or ON_DISK_NAME in vars(tensor)
     return is_offloaded or (isinstance(tensor, Placeholder) and not tensor.gate.is_closed)
 

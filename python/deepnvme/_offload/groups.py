@@ -110,8 +110,8 @@ def find_misplaced(root: nn.Module, blocks: Iterable[Block]) -> tuple[str, str] 
 def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     """Find the blocks of a model, in module order.
 
-    The parameters of small modules (at most 64 KiB), and those of modules outside of all blocks, stay in memory and
-    belong to no group.
+    The parameters of small modules (at most 64 KiB and 1/1024 of the memory each, an eighth of it together), and those
+    of modules outside of all blocks, stay in memory and belong to no group.
 
     Args:
         root: the model.
@@ -143,14 +143,16 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
             if index not in users.setdefault(id(parameter), []):
                 users[id(parameter)].append(index)
     groups: dict[tuple[tuple[int, ...], bool], ParameterGroup] = {}
-    for number, of in users.items():
-        name, parameter = named[number]
-        kind = (tuple(of), not parameter.requires_grad)
+    for parameter_id, used_by in users.items():
+        name, parameter = named[parameter_id]
+        kind = (tuple(used_by), not parameter.requires_grad)
         if kind not in groups:
             groups[kind] = ParameterGroup(f"group.{len(groups)}", is_frozen=kind[1])
         groups[kind].add(name, parameter)
     blocks = [
-        Block(layer_group.name, layer_group.module, [group for (of, _), group in groups.items() if index in of])
+        Block(
+            layer_group.name, layer_group.module, [group for (used_by, _), group in groups.items() if index in used_by]
+        )
         for index, layer_group in enumerate(layer_groups)
     ]
     largest = max(blocks, key=lambda block: block.nbytes, default=None)

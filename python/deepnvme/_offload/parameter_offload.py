@@ -440,8 +440,9 @@ def offload_parameters(
     Args:
         model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
             being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
-        memory: bytes for parameters, such as ``"4GB"``. The parameters of small modules (at most 64 KiB), and those of
-            modules outside of all blocks, stay in memory in addition.
+        memory: bytes for parameters, such as ``"4GB"``. The parameters of small modules (at most 64 KiB and
+            1/1024 of ``memory`` each, an eighth of it together), and those of modules outside of all blocks, stay in
+            memory in addition.
         swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
             outlives the process.
         checksums: checksum everything that is written, and verify it when it is read.

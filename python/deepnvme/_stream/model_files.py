@@ -34,7 +34,7 @@ _PACKED_KEY = "deepnvme.packed"
 
 
 @dataclass(frozen=True)
-class _FileIdentity:
+class _FileVersion:
     """The stat fields that change when a file is replaced, truncated or written."""
 
     device: int
@@ -43,7 +43,7 @@ class _FileIdentity:
     modified_ns: int
 
     @classmethod
-    def of(cls, path: str) -> _FileIdentity | None:
+    def of(cls, path: str) -> _FileVersion | None:
         try:
             stat = os.stat(path)  # noqa: PTH116
         except OSError:
@@ -66,7 +66,7 @@ class ModelFiles:
     ) -> None:
         self.sources: list[str | StripeSet] = []
         self.tensors: dict[str, Origin] = {}
-        self._identities: dict[str, _FileIdentity | None] = {}
+        self._versions: dict[str, _FileVersion | None] = {}
         self._verify = verify
         if isinstance(path, StripeSet):
             self._open([(path, None, None)], engine)
@@ -83,8 +83,8 @@ class ModelFiles:
         Raises:
             ChangedFileError: a file was replaced, truncated or written.
         """
-        for path, identity in self._identities.items():
-            if _FileIdentity.of(path) != identity:
+        for path, version in self._versions.items():
+            if _FileVersion.of(path) != version:
                 error = ChangedFileError(f"{path}: this file was replaced while the model was opened; open it again")
                 error.filename = path
                 raise error
@@ -92,16 +92,16 @@ class ModelFiles:
     def _open(self, found: Sequence[_Found], engine: Engine | None) -> None:
         self.sources.clear()
         self.tensors.clear()
-        self._identities.clear()
-        for file, names, identity in found:
+        self._versions.clear()
+        for file, names, fingerprint in found:
             source = file if isinstance(file, StripeSet) else os.fspath(file)
-            self._add(source, names, identity, engine)
+            self._add(source, names, fingerprint, engine)
 
     def _add(
         self,
         file: str | StripeSet,
         names: list[str] | None,
-        identity: tuple[int, int] | None,
+        fingerprint: tuple[int, int] | None,
         engine: Engine | None,
     ) -> None:
         if isinstance(file, StripeSet):
@@ -110,11 +110,11 @@ class ModelFiles:
             file = StripeSet.from_manifest(file)
         # Taken before the file is opened, so that a later check notices any change since.
         paths = [file] if isinstance(file, str) else [file.manifest_path, *file.paths]
-        self._identities.update({path: _FileIdentity.of(path) for path in paths})
+        self._versions.update({path: _FileVersion.of(path) for path in paths})
         reader = _CheckpointReader(file, engine, True, names)
         # Names, types and offsets of tensors are read only here.
         if self._verify != "off":
-            reader.check(identity)
+            reader.check(fingerprint)
             reader.verify_tensors(self._verify)
         if _is_packed(file) and _PACKED_KEY not in dict(reader.metadata):
             error = CorruptFileError(

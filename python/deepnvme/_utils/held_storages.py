@@ -2,7 +2,7 @@
 
 ``share_memory_()``, which multiprocessing calls for every tensor that it sends, replaces a storage's memory and frees
 the old one. So does ``_swap_data_ptr_()`` once the other storage is freed. torch keeps a table of storages that are
-being shared, and waits for the entry of a storage before sharing it. Storages in transfers pretend to be in the table.
+being shared, and waits for the entry of a storage before sharing it. Storages in transfers appear in the table.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import StepGradients
 
 
-# Setting of a param group that counts its steps. It is saved with the others.
-ROUNDS = "rounds"
+# Setting of a param group that counts its steps. Saved states contain this name, so it stays.
+STEP_COUNT = "rounds"
 
 
 class StepProgress:
@@ -31,8 +31,8 @@ class StepProgress:
         self.clip = clip
         self._counts = counts
         # Param groups that have begun the step, with their step counts.
-        self._rounds: dict[int, int] = {}
-        # Indices of the first elements of what has changed, and the steps of parameters that were counted.
+        self._step_counts: dict[int, int] = {}
+        # The changed slices by their first element, and the parameters whose step count has changed.
         self.record = StepRecord()
         # Gradients that the extension has noted, in each call.
         self._noted: list[StepGradients] = []
@@ -42,7 +42,7 @@ class StepProgress:
     def begin(self, index: int, group: dict[str, Any]) -> None:
         """Count the step in the group's settings, once, if nothing else counts it."""
         if self._counts:
-            group[ROUNDS] = self._rounds.setdefault(index, group.get(ROUNDS, 0) + 1)
+            group[STEP_COUNT] = self._step_counts.setdefault(index, group.get(STEP_COUNT, 0) + 1)
 
     def note_gradients(self, noted: StepGradients) -> None:
         """Remember the gradients of a call."""
@@ -60,7 +60,7 @@ class StepProgress:
     @property
     def is_untouched(self) -> bool:
         """Whether nothing was changed or counted yet."""
-        return not self._rounds and self.record.is_empty
+        return not self._step_counts and self.record.is_empty
 
     def is_same(self) -> bool:
         """Whether all existing gradients are the ones the step began with."""

@@ -244,7 +244,7 @@ class FileGuard:
     """Detects files that change while they are read."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._before = {path: _identity(path) for path in paths}
+        self._before = {path: _version(path) for path in paths}
 
     def check(self) -> None:
         """Check that the files are unchanged.
@@ -253,12 +253,12 @@ class FileGuard:
             CorruptFileError: a file was replaced or written.
         """
         for path, before in self._before.items():
-            if _identity(path) != before:
+            if _version(path) != before:
                 raise CorruptFileError(f"{path}: the file was replaced while it was loaded; load it again")
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return identity and modification time of a file; None if `stat` fails, since opening it reports why."""
+def _version(path: Path) -> tuple[int, ...] | None:
+    """Return identity, size and modification time of a file; None if `stat` fails, since opening it reports why."""
     try:
         stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
     except OSError:

@@ -15,7 +15,7 @@ from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._optimizer import SHORT, OptimizerBase, ParamGroup
 from deepnvme.optim._plan import Gathered, native_plan
-from deepnvme.optim._progress import ROUNDS, StepProgress
+from deepnvme.optim._progress import STEP_COUNT, StepProgress
 from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice, flat
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class SteppingOptimizer(OptimizerBase):
 
     def _noise_seed(self, group: ParamGroup) -> int:
         # Different noise in each step, also without step counts, and reproducible after a restart.
-        return int(self._seed << 32 | group.get(ROUNDS, 0)) & (1 << 64) - 1
+        return int(self._seed << 32 | group.get(STEP_COUNT, 0)) & (1 << 64) - 1
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
         """Return the gradient, flat, in the memory order of the parameter; a gradient on disk as it is."""

@@ -39,8 +39,8 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
     let find = move || read::find_set(&path).and_then(|set| if check { set.check().map(|()| set) } else { Ok(set) });
     let set = background::run_read_only(py, find)?;
     let tuple = |file: read::CheckpointFile| {
-        let identity = file.identity.map(|identity| (identity.bytes, identity.index_crc64));
-        (file.path, file.names, identity)
+        let fingerprint = file.fingerprint.map(|fingerprint| (fingerprint.bytes, fingerprint.index_crc64));
+        (file.path, file.names, fingerprint)
     };
     Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(tuple).collect())
 }
@@ -133,10 +133,10 @@ impl CheckpointReader {
         }
     }
 
-    /// Compare the file's index with its checksum. ``identity`` is the size of the file and the checksum of its index,
-    /// as a list states them; they are compared if given.
-    fn check(&self, py: Python<'_>, identity: Option<(u64, u64)>) -> PyResult<()> {
-        let Some((bytes, index_crc64)) = identity else {
+    /// Compare the file's index with its checksum. ``fingerprint`` is the size of the file and the checksum of its
+    /// index, as a list states them; they are compared if given.
+    fn check(&self, py: Python<'_>, fingerprint: Option<(u64, u64)>) -> PyResult<()> {
+        let Some((bytes, index_crc64)) = fingerprint else {
             return self.reader.check().map_err(|error| raise(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));

@@ -39,24 +39,24 @@ impl Location {
     pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
 }
 
-/// Returns a stream by torch's number of it.
+/// Returns a stream by its number, the result of torch's `_cuda_getCurrentRawStream`.
 pub(crate) fn raw_stream(number: &Bound<'_, PyAny>) -> Option<StreamHandle> {
     let handle = number.extract().ok()?;
-    // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
-    // requires.
+    // SAFETY: the only caller passes the result of `_cuda_getCurrentRawStream`. torch keeps its own streams until the
+    // process ends. The user keeps external streams alive, as torch requires.
     Some(unsafe { StreamHandle::from_raw(handle) })
 }
 
 /// Returns a CUDA GPU, and torch's current stream of this thread there, with one C call. `None` if torch does not tell.
 pub(crate) fn location_of(api: &ExchangeApi, device: DLDevice, py: Python<'_>) -> Option<Location> {
     let index = u32::try_from(device.device_id).ok()?;
-    // SAFETY: holding `py` means to hold the GIL.
+    // SAFETY: torch requires the GIL, which `py` proves.
     let Some(handle) = (unsafe { api.current_work_stream(device) }) else {
         drop(PyErr::take(py));
         return None;
     };
-    // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
-    // requires.
+    // SAFETY: torch returned the handle of its current stream. torch keeps its own streams until the process ends. The
+    // user keeps external streams alive, as torch requires.
     let stream = unsafe { StreamHandle::from_raw(handle) };
     Some(Location { device: Device::Cuda { index }, stream })
 }
@@ -70,7 +70,8 @@ pub(crate) const LEGACY_STREAM: StreamHandle = {
 /// Returns the handle of a `torch.cuda.Stream`.
 pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
     let handle = stream.getattr(intern!(stream.py(), "cuda_stream"))?.extract()?;
-    // SAFETY: torch keeps its own streams until the process ends. The caller keeps external streams alive, as torch
+    // SAFETY: both callers pass a `torch.cuda.Stream`: the current one, or the one that deepnvme's Python code releases
+    // a group on. torch keeps its own streams until the process ends. The user keeps external streams alive, as torch
     // requires.
     Ok(unsafe { StreamHandle::from_raw(handle) })
 }

@@ -228,7 +228,7 @@ impl Removal {
             if stat.kind != FileKind::File || stat.bytes != entry.index_nbytes || !has_index(&file, entry)? {
                 return Ok(false);
             }
-            listed = small_text(&file, &index)?.and_then(|text| identified(&text));
+            listed = small_text(&file, &index)?.and_then(|text| fingerprints_of(&text));
             Ok(listed.is_some())
         })();
         match found {
@@ -236,9 +236,9 @@ impl Removal {
             other => return self.record(name, other),
         }
         if let Some(files) = listed {
-            for (file, identity) in files {
+            for (file, fingerprint) in files {
                 self.remove_file(&folder, &file, |file, stat| {
-                    Ok(is_as_written(stat, entry.written_ns) && is_shard(file, stat, identity)?)
+                    Ok(is_as_written(stat, entry.written_ns) && is_shard(file, stat, fingerprint)?)
                 });
             }
             if !self.failures.is_empty() {
@@ -278,21 +278,21 @@ fn is_part(file: &OwnedFd, stat: &Stat, part: &Part) -> Result<bool, Errno> {
     Ok(found.is_some_and(|crc64| &format!("{crc64:016x}") == expected))
 }
 
-/// The shards in an index, with their recorded identities. `None` if an identity is missing.
-fn identified(text: &[u8]) -> Option<Vec<(String, FileFingerprint)>> {
-    let identities: HashMap<String, FileFingerprint> = set::files(text).ok()?.into_iter().collect();
-    members::shards(text)?.into_iter().map(|name| identities.get(&name).map(|found| (name, *found))).collect()
+/// The shards in an index, with their recorded fingerprints. `None` if a fingerprint is missing.
+fn fingerprints_of(text: &[u8]) -> Option<Vec<(String, FileFingerprint)>> {
+    let fingerprints: HashMap<String, FileFingerprint> = set::files(text).ok()?.into_iter().collect();
+    members::shards(text)?.into_iter().map(|name| fingerprints.get(&name).map(|found| (name, *found))).collect()
 }
 
 /// Returns whether the file has that size and a header with that checksum.
-fn is_shard(file: &OwnedFd, stat: &Stat, identity: FileFingerprint) -> Result<bool, Errno> {
+fn is_shard(file: &OwnedFd, stat: &Stat, fingerprint: FileFingerprint) -> Result<bool, Errno> {
     let mut length = [0; LENGTH_BYTES as usize];
-    if stat.bytes != identity.bytes || fs::read_full_at(file.as_fd(), &mut length, 0)? < length.len() {
+    if stat.bytes != fingerprint.bytes || fs::read_full_at(file.as_fd(), &mut length, 0)? < length.len() {
         return Ok(false);
     }
     let header_bytes = u64::from_le_bytes(length);
     let found = if header_bytes > HEADER_BYTES_MAX { None } else { crc64(file, 0, LENGTH_BYTES + header_bytes)? };
-    Ok(found == Some(identity.index_crc64))
+    Ok(found == Some(fingerprint.index_crc64))
 }
 
 fn lists(file: &OwnedFd, path: &Path, parts: &[Part]) -> Result<bool, Errno> {

@@ -33,15 +33,15 @@ pub struct CheckpointFile {
     pub path: PathBuf,
     /// The tensors that the index assigns to the file (`None`: all).
     pub names: Option<Vec<String>>,
-    /// The identity of the file according to the index.
-    pub identity: Option<FileFingerprint>,
+    /// The fingerprint of the file according to the index.
+    pub fingerprint: Option<FileFingerprint>,
 }
 
 impl CheckpointFile {
     /// Creates a file that no index lists.
     #[must_use]
     pub fn unlisted(path: PathBuf) -> Self {
-        Self { path, names: None, identity: None }
+        Self { path, names: None, fingerprint: None }
     }
 
     /// Opens the file and checks every claim of the index about it.
@@ -71,7 +71,7 @@ impl CheckpointFile {
     /// `Format` if a tensor is missing, `Damaged` if it is another file, or `Io`.
     pub fn compare(&self, engine: &Engine, reader: &Reader) -> Result<()> {
         reader.require(self.names.as_deref().unwrap_or_default())?;
-        self.identity.map_or(Ok(()), |identity| reader.compare_fingerprint(engine, identity))
+        self.fingerprint.map_or(Ok(()), |fingerprint| reader.compare_fingerprint(engine, fingerprint))
     }
 }
 
@@ -206,14 +206,14 @@ fn is_that(file: &Stat, replaced: Replaced) -> bool {
 
 fn of_index(path: PathBuf, text: &[u8]) -> Result<FileSet> {
     let index = Index::parse(text).map_err(|error| Error::format(&path, error))?;
-    let (state, identities) = identities(&path, text)?;
+    let (state, fingerprints) = fingerprints(&path, text)?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut files: Vec<CheckpointFile> = Vec::new();
     let mut known: HashMap<String, usize> = HashMap::new();
     for (name, file) in index.weight_map {
         let at = *known.entry(file.clone()).or_insert_with(|| {
-            let identity = identities.get(&file).copied();
-            files.push(CheckpointFile { path: folder.join(&file), names: Some(Vec::new()), identity });
+            let fingerprint = fingerprints.get(&file).copied();
+            files.push(CheckpointFile { path: folder.join(&file), names: Some(Vec::new()), fingerprint });
             files.len() - 1
         });
         files[at].names.get_or_insert_default().push(name);
@@ -230,14 +230,18 @@ fn of_index(path: PathBuf, text: &[u8]) -> Result<FileSet> {
 pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     let path = folder.join(SHARDS_LIST);
     let Some(text) = fs::read_small_if_there(&path, INDEX_BYTES_MAX)? else { return Ok(None) };
-    let (mut state, identities) = identities(&path, &text)?;
+    let (mut state, fingerprints) = fingerprints(&path, &text)?;
     // Cut so short that no checksum is left.
     if state == ChecksumState::Missing && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
         state = ChecksumState::Differs;
     }
-    let mut files: Vec<CheckpointFile> = identities
+    let mut files: Vec<CheckpointFile> = fingerprints
         .into_iter()
-        .map(|(name, identity)| CheckpointFile { path: folder.join(name), names: None, identity: Some(identity) })
+        .map(|(name, fingerprint)| CheckpointFile {
+            path: folder.join(name),
+            names: None,
+            fingerprint: Some(fingerprint),
+        })
         .collect();
     files.sort_by(|left, right| left.path.cmp(&right.path));
     let is_known = !files.is_empty() || state != ChecksumState::Missing;
@@ -245,8 +249,8 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     Ok(is_known.then_some(FileSet { files, list: Some(FileList { path, bytes, state }) }))
 }
 
-/// Reads the identities of files from a list. A list without a valid checksum yields none.
-fn identities(path: &Path, text: &[u8]) -> Result<(ChecksumState, HashMap<String, FileFingerprint>)> {
+/// Reads the fingerprints of files from a list. A list without a valid checksum yields none.
+fn fingerprints(path: &Path, text: &[u8]) -> Result<(ChecksumState, HashMap<String, FileFingerprint>)> {
     let state = set::state(text);
     let files = match state {
         ChecksumState::Matches => set::files(text).map_err(|error| Error::format(path, error))?,

@@ -259,8 +259,8 @@ impl Reader {
     ///
     /// # Errors
     /// `Damaged` if it is another file, or `Io`.
-    pub fn compare_fingerprint(&self, engine: &Engine, identity: FileFingerprint) -> Result<()> {
-        let FileFingerprint { bytes, index_crc64 } = identity;
+    pub fn compare_fingerprint(&self, engine: &Engine, fingerprint: FileFingerprint) -> Result<()> {
+        let FileFingerprint { bytes, index_crc64 } = fingerprint;
         if self.file_bytes == bytes && self.index_crc64(engine)? == index_crc64 {
             return Ok(());
         }

@@ -20,18 +20,19 @@ use crate::work_queue;
 pub enum Verify {
     /// Nothing.
     Off,
-    /// One chunk in `SAMPLE`, chosen at random, and at least one. Without checksums nothing.
+    /// One chunk in `SAMPLE`, chosen at random, and at least one. Nothing without a sidecar; CRC-32s count only for
+    /// `Full`.
     Sample,
-    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the CPUs hash
-    /// that fast. Without checksums nothing.
+    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the CPUs hash that
+    /// fast. Nothing without a sidecar, as for `Sample`.
     #[default]
     Auto,
     /// Everything. A file without checksums is refused. Torch archives have a CRC-32 for each record.
     Full,
 }
 
-/// The fraction of a load's cost that verification may use: of the CPU time while data arrives, and of the load's own
-/// time afterwards.
+/// The fraction of a load's cost that verification may use. While data arrives, the time of its threads, by the clock,
+/// is limited to this fraction of the time of all CPUs; afterwards, its duration to this fraction of the load's.
 const LOAD_FRACTION: f64 = 0.03;
 /// Always allowed: too short to notice.
 const FREE_TIME: Duration = Duration::from_micros(100);
@@ -58,7 +59,7 @@ impl TimeBudget {
         Self { began, spent_ns: AtomicU64::new(0), cpus }
     }
 
-    /// Returns whether CPU time is left while data arrives.
+    /// Returns whether time is left while data arrives.
     fn is_left(&self) -> bool {
         let allowed = self.began.elapsed().mul_f64(LOAD_FRACTION * self.cpus).max(FREE_TIME);
         u128::from(self.spent_ns.load(Ordering::Relaxed)) < allowed.as_nanos()

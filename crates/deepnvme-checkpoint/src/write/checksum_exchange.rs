@@ -31,10 +31,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Vec<ExchangedChecksums>> {
             number.copy_from_slice(&bytes[index * 8..][..8]);
             u64::from_le_bytes(number)
         };
-        let part = PartChecksums { bytes: number(2), crc32: number(3) as u32, crc64: number(4) };
-        ExchangedChecksums { record: number(0) as usize, offset: number(1), part }
+        let too_long = |_| Error::Invalid(format!("the checksums of another writer have a CRC-32 of {:#x}", number(3)));
+        let crc32 = u32::try_from(number(3)).map_err(too_long)?;
+        let part = PartChecksums { bytes: number(2), crc32, crc64: number(4) };
+        Ok(ExchangedChecksums { record: number(0) as usize, offset: number(1), part })
     };
-    Ok(bytes.chunks_exact(ENTRY_BYTES).map(entry).collect())
+    bytes.chunks_exact(ENTRY_BYTES).map(entry).collect()
 }
 
 #[cfg(test)]
@@ -42,14 +44,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn entries_come_back_and_torn_ones_are_refused() {
+    fn entries_come_back_and_damaged_ones_are_refused() {
         let part = PartChecksums { bytes: 1 << 20, crc32: u32::MAX, crc64: 7 };
         let entries = vec![
             ExchangedChecksums { record: 3, offset: 5 << 40, part },
             ExchangedChecksums { record: 0, offset: 0, part },
         ];
-        let bytes = encode(entries.iter().copied());
+        let mut bytes = encode(entries.iter().copied());
         assert_eq!(decode(&bytes).unwrap(), entries);
         assert!(decode(&bytes[1..]).is_err());
+        // Bit 32 of a CRC-32.
+        bytes[3 * 8 + 4] = 1;
+        assert!(decode(&bytes).is_err());
     }
 }

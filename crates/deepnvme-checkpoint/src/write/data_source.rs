@@ -1,4 +1,4 @@
-//! The data source of a record: memory, or a file that is being converted; and the signs that it gets on the way.
+//! The data source of a record: memory, or a file that is being converted. Signs may be inverted on the way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::sync::Mutex;
 #[derive(Clone, Debug)]
 pub struct DataSource {
     pub(super) place: Place,
-    /// Signs that the record has inverted.
+    /// Sign bits to invert while copying, for torch's lazy negatives and conjugates.
     flips: Option<SignFlips>,
 }
 

@@ -40,7 +40,7 @@ impl HashedRecord {
         }
     }
 
-    /// Returns the checksums known so far.
+    /// Returns the checksums known so far. Call it before `finish`.
     pub(super) fn noted(&self) -> Vec<(u64, PartChecksums)> {
         if !self.is_small() {
             return ignore_poison(self.parts.lock()).clone();
@@ -67,9 +67,10 @@ impl HashedRecord {
             return Ok(checksums);
         }
         let mut bytes = vec![0; self.bytes as usize];
-        let LoadedPart { memory, start } = data.load(&(0..self.bytes))?;
-        memory.copy_to_slice(start as usize, &mut bytes);
-        data.flip(0, &mut bytes);
+        let whole = 0..self.bytes;
+        let LoadedPart { memory, start } = data.load(&whole)?;
+        memory.copy_to_slice((whole.start - start) as usize, &mut bytes);
+        data.flip(whole.start, &mut bytes);
         Ok(self.checksums.get_or_init(|| one_part(checksums_of(&bytes))))
     }
 

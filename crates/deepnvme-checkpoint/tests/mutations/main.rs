@@ -1,4 +1,4 @@
-//! Thousands of reproducible mutations of metadata. Each changes a meaning: a number, a name, a type, a count or a
+//! Thousands of reproducible mutations of metadata. Each changes one field: a number, a name, a type, a count or a
 //! depth. A full verify then gives the same tensors or a typed error.
 //!
 //! `attack` writes mutations and loads them. `json`, `zip` and `pickle` mutate. `safetensors`, `archives` and `manifests`

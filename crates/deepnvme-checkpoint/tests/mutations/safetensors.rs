@@ -82,7 +82,7 @@ fn lists_of_shards() {
             let mut tensors = Tensors::new();
             for file in set.files {
                 let reader = Reader::open(&engine, &Target::Path(file.path))?;
-                reader.compare_fingerprint(&engine, file.identity.unwrap())?;
+                reader.compare_fingerprint(&engine, file.fingerprint.unwrap())?;
                 tensors.extend(load(&engine, reader)?);
             }
             Ok(tensors)

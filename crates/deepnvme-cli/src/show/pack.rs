@@ -6,7 +6,7 @@ use deepnvme_io::display;
 use deepnvme_perf::units::{bytes_text, gb};
 use deepnvme_stream::pack::{Estimate, LeftOut, Packed};
 
-/// Most lines about omitted files.
+/// Maximum lines about omitted files.
 const OMITTED_SHOWN_MAX: usize = 20;
 
 /// Draws the estimate of the gain.

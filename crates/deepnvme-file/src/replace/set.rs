@@ -83,24 +83,26 @@ impl SetReplacement {
         let random = fs::random_bits().map_err(|errno| Error::os("getrandom", errno))?;
         let token = format!("{random:0TOKEN_DIGITS$x}");
         let paths = members.iter().map(|member| member_path(member, &token)).collect::<Result<Vec<_>>>()?;
-        // Before gigabytes are written under a private name, which is shorter.
+        // Check the final names now. Private names are cut to a length that fits, so a final name that is too long
+        // would fail only after all writes.
         if let Some(path) = paths.iter().find(|path| fs::stat_link(path) == Err(Errno::NAMETOOLONG)) {
             return Err(Error::os("open for writing", Errno::NAMETOOLONG).at_path(path));
         }
         let (files, marks, intent) = (Vec::with_capacity(paths.len()), Vec::with_capacity(paths.len()), None);
         let creator = CreatorProcess::current();
         let mut new = Self { index, record_at, token, paths, files, marks, intent, creator };
-        // Listed first: the intent leads to the private names, which prove their identity.
+        // List the members first. After a crash, the intent tells which private names to look for. Each contains the
+        // inode of its file.
         new.list(new.paths.iter().map(|path| (path.clone(), None)).collect())?;
         for path in &new.paths {
             new.files.push(Temporary::new(path)?);
         }
-        new.refuse_one_file()?;
+        new.refuse_equal_names()?;
         Ok(new)
     }
 
     /// Refuses two members that would get one name, before they are written. Two paths may name one folder.
-    fn refuse_one_file(&self) -> Result<()> {
+    fn refuse_equal_names(&self) -> Result<()> {
         let mut seen = BTreeMap::new();
         for path in &self.paths {
             let folder = fs::stat(fs::folder_of(path)).map_err(|errno| Error::os("open", errno).at_path(path))?;
@@ -116,7 +118,8 @@ impl SetReplacement {
     /// Gives the members their names, with the permissions `allowed`. First lists them with their identities in an
     /// intent. Returns their metadata.
     fn place(&mut self, allowed: Permissions) -> Result<Vec<Stat>> {
-        let stats = self.files.iter().map(|file| settle_member(file.path(), allowed)).collect::<Result<Vec<_>>>()?;
+        let stats =
+            self.files.iter().map(|file| set_member_permissions(file.path(), allowed)).collect::<Result<Vec<_>>>()?;
         let marks: Vec<String> = stats.iter().map(mark).collect();
         self.list(self.paths.iter().cloned().zip(marks.iter().cloned().map(Some)).collect())?;
         for ((file, path), mark) in self.files.iter_mut().zip(&self.paths).zip(marks) {
@@ -163,8 +166,8 @@ impl SetReplacement {
     /// listed: they stay.
     ///
     /// # Errors
-    /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute. The old
-    /// set is intact, unless only the last sync failed.
+    /// The error of the file system, or `Busy` if another commit of the set holds the index for over a minute, or if
+    /// the index is replaced a thousand times meanwhile. The old set is intact, unless only the last sync failed.
     pub fn commit(self, index: Value) -> Result<Vec<PathBuf>> {
         self.commit_index(index, false, Permissions::EVERYBODY)
     }
@@ -313,7 +316,7 @@ fn is_link(path: &Path) -> bool {
 }
 
 /// Sets the final permissions of a member. Returns its metadata.
-fn settle_member(path: &Path, allowed: Permissions) -> Result<Stat> {
+fn set_member_permissions(path: &Path, allowed: Permissions) -> Result<Stat> {
     let refused = |errno| Error::os("open for writing", errno).at_path(path);
     let file = fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0).map_err(refused)?;
     let stat = fs::stat_of(file.as_fd()).map_err(refused)?;

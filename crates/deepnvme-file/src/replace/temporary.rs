@@ -12,7 +12,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use crate::sync::thread;
-use deepnvme_io::fs::{self, FileId, FileKind, ListKind, OFlags, Permissions, Stat};
+use deepnvme_io::fs::{self, AclKind, FileId, FileKind, OFlags, Permissions, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
 use deepnvme_io::start_thread;
@@ -368,10 +368,10 @@ pub(super) fn unlink_if(path: &Path, identity: FileId) -> bool {
 /// The permissions of the file at `target`. If there is none, those of a new file there, within `most`.
 pub(super) fn permissions_of(target: &Path, most: Permissions) -> Result<Permissions, Errno> {
     match fs::stat(target) {
-        Ok(old) => Ok(Permissions::of(&old, fs::access_list(target, ListKind::Access).as_deref())),
+        Ok(old) => Ok(Permissions::of(&old, fs::access_list(target, AclKind::Access).as_deref())),
         Err(Errno::NOENT) => {
             // A folder's list for new files takes the place of the umask.
-            let listed = fs::access_list(fs::folder_of(target), ListKind::Default);
+            let listed = fs::access_list(fs::folder_of(target), AclKind::Default);
             let new = listed.as_deref().and_then(fs::listed_mode).unwrap_or_else(|| 0o777 & !fs::umask());
             Ok(Permissions { mode: new, group: None }.and(most))
         }

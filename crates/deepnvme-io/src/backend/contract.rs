@@ -7,7 +7,7 @@ use deepnvme_mem::Region;
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit, SubmitMode};
 
-/// The implementation that moves the bytes.
+/// The implementation that moves the bytes. `GdsBackend` wraps one of these, so cuFile is not a kind.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum BackendKind {
     /// `io_uring`.

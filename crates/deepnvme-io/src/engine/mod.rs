@@ -120,9 +120,9 @@ impl Engine {
         self
     }
 
-    /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when this returns.
-    /// Submissions fail with `Closed` once no request waits for a GPU stream any more, which takes 30 s at most. Does
-    /// nothing in a forked child.
+    /// Finishes the submitted requests and ends the engine's threads. Nothing is in flight when this returns. Requests
+    /// that wait for a GPU stream get up to 30 s. Until then, new requests are accepted, unless they would have to wait
+    /// as well; later ones fail with `Closed`. Does nothing in a forked child.
     pub fn close(&self) {
         if !self.queue.is_forked() {
             self.threads.end();
@@ -188,8 +188,8 @@ impl Engine {
     }
 
     /// Returns the latency histogram of all blocks, from submission to completion. Each entry has a latency in
-    /// microseconds, rounded up to two digits, and the number of blocks, in ascending order. The counts only grow, so
-    /// the difference of two calls is also a histogram.
+    /// microseconds, rounded up to two significant digits, and the number of blocks, in ascending order. The counts
+    /// only grow, so the difference of two calls is also a histogram.
     #[must_use]
     pub fn latencies_us(&self) -> Vec<(u64, u64)> {
         stats::latencies_us(self.stats.iter().map(|worker| &**worker))

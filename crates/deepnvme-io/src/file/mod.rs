@@ -18,7 +18,7 @@ use crate::config::DirectMode;
 use crate::display;
 use crate::error::{Error, ErrorKind, Result};
 
-use crate::fs::{self, ListKind, OFlags, Permissions, Stat};
+use crate::fs::{self, AclKind, OFlags, Permissions, Stat};
 use crate::op::{Errno, Op, OpKind, Token};
 
 use crate::split::{FileGeometry, IoMode};
@@ -234,7 +234,7 @@ impl TensorFile {
     pub fn permissions(&self) -> Result<Permissions> {
         let all = Permissions { mode: 0o777, group: None };
         self.parts.iter().try_fold(all, |common, part| {
-            let list = fs::access_list(part.path(), ListKind::Access);
+            let list = fs::access_list(part.path(), AclKind::Access);
             Ok(common.and(Permissions::of(&part.stat()?, list.as_deref())))
         })
     }

@@ -13,7 +13,7 @@ use rustix::fs::{
 };
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::stat::{FileId, FileKind, ListKind, Space, Stat};
+use super::stat::{AclKind, FileId, FileKind, Space, Stat};
 use crate::backend::cachestat;
 use crate::backend::close::close;
 use crate::op::Errno;
@@ -240,10 +240,10 @@ pub fn set_group(file: BorrowedFd<'_>, group: u32) -> Result<(), Errno> {
 /// Returns the access control list of a file, or the one that new files in a folder get. `None` if there is none, or it
 /// cannot be read.
 #[must_use]
-pub fn access_list(path: &Path, kind: ListKind) -> Option<Vec<u8>> {
+pub fn access_list(path: &Path, kind: AclKind) -> Option<Vec<u8>> {
     let name = match kind {
-        ListKind::Access => "system.posix_acl_access",
-        ListKind::Default => "system.posix_acl_default",
+        AclKind::Access => "system.posix_acl_access",
+        AclKind::Default => "system.posix_acl_default",
     };
     // No list is longer than an attribute.
     let mut list = vec![0; 1 << 16];

@@ -35,7 +35,7 @@ use simulated as world;
 
 pub use permissions::{Permissions, listed_mode, without_group};
 pub use rustix::fs::OFlags;
-pub use stat::{FileId, FileKind, ListKind, Space, Stat};
+pub use stat::{AclKind, FileId, FileKind, Space, Stat};
 pub use system::{system_text, umask, user};
 pub use world::{
     access_list, advise_random, allocate, cached_pages, copy_between, entries, file_system, link, link_path, lock,

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use deepnvme_simulation_runtime::thread::{self, WorldId};
 use rustix::fs::OFlags;
 
-use super::stat::{ListKind, Space, Stat};
+use super::stat::{AclKind, Space, Stat};
 use crate::op::Errno;
 
 thread_local! {
@@ -112,6 +112,6 @@ pub fn set_group(_: BorrowedFd<'_>, _: u32) -> Result<(), Errno> {
 
 /// Simulated files have no access control lists.
 #[must_use]
-pub fn access_list(_: &Path, _: ListKind) -> Option<Vec<u8>> {
+pub fn access_list(_: &Path, _: AclKind) -> Option<Vec<u8>> {
     None
 }

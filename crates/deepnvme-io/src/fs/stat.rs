@@ -33,17 +33,17 @@ impl FileKind {
             Self::CharacterDevice => "a character device",
             Self::Pipe => "a pipe",
             Self::Socket => "a socket",
-            Self::Unknown => "no regular file",
+            Self::Unknown => "a file of unknown type",
         }
     }
 }
 
-/// An access control list.
+/// The kind of an access control list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum ListKind {
-    /// Of the file itself.
+pub enum AclKind {
+    /// The list of the file itself.
     Access,
-    /// Of new files in a folder.
+    /// The list that new files in a folder get.
     Default,
 }
 

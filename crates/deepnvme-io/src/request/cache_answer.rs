@@ -7,7 +7,7 @@ use crate::file::{CachedShare, TensorFile};
 use crate::split::{Block, BlockPlan};
 use crate::sync::{Mutex, lock};
 
-/// Most bytes of one question.
+/// Maximum bytes of one question.
 const QUESTION_BYTES_MAX: u64 = 8 << 20;
 /// Fewest bytes that are worth a question, which is a system call.
 const QUESTION_BYTES_MIN: u64 = if cfg!(simulated) { 4 << 10 } else { 16 << 10 };

@@ -68,7 +68,7 @@ impl Storm<'_> {
             "seed {seed}: memory of a batch is missing"
         );
         let whole = batch_ranges.first().map_or(0, |r| r.start)..batch_ranges.last().map_or(0, |r| r.end);
-        if self.settle_sum(&whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
+        if self.check_sum(&whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
             failed.push(batch_ranges);
         }
         // Failed ranges may be old, new or mixed. Everything else must be as expected.
@@ -122,7 +122,7 @@ impl Storm<'_> {
         let (returned, result) = batch.wait();
         let returned = returned.unwrap_or_else(|| panic!("seed {seed}: the memory of a batch was not returned"));
         let whole = batch_ranges.first().map_or(0, |r| r.start)..batch_ranges.last().map_or(0, |r| r.end);
-        if self.settle_sum(&whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
+        if self.check_sum(&whole, batch_ranges.iter().map(|r| r.end - r.start).sum(), result) {
             failures += 1;
         } else {
             batch_ranges.iter().zip(returned).for_each(|(range, returned)| check(range, returned));
@@ -156,10 +156,10 @@ impl Storm<'_> {
 
     /// Checks an outcome and returns whether it is a failure.
     fn finish(&self, range: &Range<u64>, result: Result<Transferred, Error>) -> bool {
-        self.settle_sum(range, range.end - range.start, result)
+        self.check_sum(range, range.end - range.start, result)
     }
 
-    fn settle_sum(&self, range: &Range<u64>, sum: u64, result: Result<Transferred, Error>) -> bool {
+    fn check_sum(&self, range: &Range<u64>, sum: u64, result: Result<Transferred, Error>) -> bool {
         match result {
             Ok(transfer) => {
                 assert_eq!(transfer.bytes, sum, "seed {}: {range:?} moved other bytes than asked", self.seed);

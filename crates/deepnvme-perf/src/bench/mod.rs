@@ -1,6 +1,6 @@
 //! Rounds of a workload on the engine, and on fio in turn if asked.
 //!
-//! `processes` runs the workload in several processes; `summary` turns samples into metrics, purely.
+//! `processes` runs the workload in several processes; `summary` turns samples into metrics, without I/O.
 
 use std::path::Path;
 
@@ -20,9 +20,9 @@ pub mod summary;
 pub use processes::Launcher;
 pub use summary::{Ratio, Summary};
 
-/// Most rounds, and most warm-up rounds.
+/// Maximum rounds, and maximum warm-up rounds.
 pub const ROUNDS_MAX: u32 = 1000;
-/// Most processes.
+/// Maximum processes.
 pub const PROCESSES_MAX: u32 = 64;
 
 /// The workload, and the number of rounds.

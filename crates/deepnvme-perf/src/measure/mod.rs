@@ -1,8 +1,9 @@
 //! One workload, measured round by round.
 //!
-//! `workload` describes the work, `plan` cuts it into requests (purely), and `rounds` runs them: over scratch `files`
-//! with random `contents`, in `memory` of the host or of a `gpu`, with the `page_cache` cold or warm. `engine_run`
-//! keeps requests in flight. Each round gives a `sample`. An `observer` sees the progress and may stop the work.
+//! `workload` describes the work, `plan` cuts it into requests without I/O, and `rounds` runs them: over scratch
+//! `files` with random `contents`, in `memory` of the host or of a `gpu`, with the `page_cache` cold or warm.
+//! `engine_run` keeps requests in flight. Each round gives a `sample`. An `observer` sees the progress and may stop the
+//! work.
 
 mod contents;
 mod engine_run;

@@ -2,12 +2,12 @@
 
 use super::workload::{AccessOrder, Workload};
 
-/// Most memory of a sequential round, unless every byte is compared or the workload names its buffer.
+/// Maximum memory of a sequential round, unless every byte is compared or the workload names its buffer.
 pub(super) const BUFFER_BYTES_MAX: u64 = 4 << 30;
 /// Requests in flight for a file that is larger than the memory.
 const PARTS_IN_FLIGHT: u64 = 2;
 
-/// Most blocks in one request.
+/// Maximum blocks in one request.
 const BATCH_MAX: usize = 16;
 
 /// One transfer between a file and one slot of memory.
@@ -20,7 +20,7 @@ pub(super) struct Piece {
     pub(super) slot: usize,
 }
 
-/// The requests of a round, and the slots of memory that they need.
+/// The requests of a round, and the slots of memory that they need. Unlike those of a pool, slots may differ in size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RequestPlan {
     pub(super) pieces: Vec<Piece>,

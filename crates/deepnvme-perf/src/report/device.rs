@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::system_files::{SystemFiles, bracketed};
 
-/// Most layers of devices: a volume on an array on partitions has three.
+/// Maximum layers of devices: a volume on an array on partitions has three.
 const DEPTH_MAX: usize = 8;
 
 /// A block device.
@@ -22,11 +22,11 @@ pub struct BlockDevice {
     pub is_rotational: Option<bool>,
     /// The I/O scheduler: `none`, `mq-deadline`.
     pub scheduler: Option<String>,
-    /// Most requests in the kernel's queue.
+    /// Maximum requests in the kernel's queue.
     pub queue_requests: Option<u64>,
     /// Bytes of the largest request.
     pub request_bytes_max: Option<u64>,
-    /// Most memory segments of a request.
+    /// Maximum memory segments of a request.
     pub segments_max: Option<u64>,
     /// Bytes of a sector.
     pub sector_bytes: Option<u64>,

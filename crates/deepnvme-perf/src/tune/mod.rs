@@ -1,7 +1,8 @@
 //! Searches for the settings that suit a disk.
 //!
-//! `options` has the request and `space` the settings to choose from. `search` chooses among them purely, `search_loop`
-//! makes the trials, and `result` is the outcome. `compare` measures stored settings against the defaults.
+//! `options` has the request and `space` the settings to choose from. `search` chooses among them without I/O,
+//! `search_loop` makes the trials, and `result` is the outcome. `compare` measures stored settings against the
+//! defaults.
 
 use std::path::PathBuf;
 use std::time::Instant;

@@ -13,7 +13,7 @@ use super::space::SearchSpace;
 pub struct TuneOutcome {
     /// The version of deepnvme.
     pub version: &'static str,
-    /// The settings to choose from; those of the last result, if they differ.
+    /// The settings to choose from. If folders had different ones, those of the last folder.
     pub space: SearchSpace,
     /// The number of settings.
     pub space_len: usize,
@@ -50,7 +50,7 @@ pub struct FolderResult {
 pub struct GpuRoute {
     /// `cufile`, or `bounce`: through bounce buffers in host memory.
     pub route: &'static str,
-    /// Why not the shorter route.
+    /// The reason why cuFile is not used.
     pub reason: Option<String>,
 }
 

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 const FINALISTS: usize = 4;
 /// Fewest trials of each finalist, if the budget allows; more rarely change the choice.
 const FINAL_TRIALS: usize = 5;
-/// Most trials of each finalist; after them the search ends before its budget.
+/// Maximum trials of each finalist; after them the search ends before its budget.
 const FINAL_TRIALS_MAX: usize = 12;
 /// Candidates whose median reaches this fraction of the best are equal to it.
 pub(super) const EQUAL: f64 = 0.98;

@@ -71,7 +71,8 @@ pub struct Scope<'scope, 'env> {
 }
 
 /// Works like `std::thread::scope`. The last thread that ends in `shuttle`'s scope wakes the opener, even from an
-/// unrelated wait. A keeper thread is therefore always the last.
+/// unrelated wait. A keeper thread therefore runs until `work` returns, so no thread is the last before the opener
+/// waits for the scope.
 pub fn scope<'env, T>(work: impl for<'scope> FnOnce(&Scope<'scope, 'env>) -> T) -> T {
     shuttle::thread::scope(|inner| {
         let scope = Scope { inner, keeper: OnceCell::new() };
@@ -164,7 +165,7 @@ impl Builder {
         builder.spawn(inheriting(work))
     }
 
-    /// Works like `std::thread::Builder::spawn_scoped`.
+    /// Works like `std::thread::Builder::spawn_scoped`, without the thread's name.
     ///
     /// # Errors
     /// None.

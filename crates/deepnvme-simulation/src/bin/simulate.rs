@@ -58,7 +58,7 @@ mod simulated {
                     let kind = ScenarioKind::ALL.into_iter().find(|kind| kind.name() == name);
                     found.only = Some(kind.ok_or_else(|| format!("no such scenario: {name}"))?);
                 }
-                _ => return Err(format!("{argument}?\n{USAGE}")),
+                _ => return Err(format!("unknown option {argument}\n{USAGE}")),
             }
         }
         Ok(found)

@@ -30,6 +30,12 @@ use super::payload::{self, Version};
 const SHARDS_MAX: usize = 3;
 /// Maximum thread switches between a save's start and its cancellation.
 const CANCEL_SWITCHES_MAX: u64 = 200;
+/// The key of the random moment of a cancellation.
+const CANCEL_KEY: u64 = 0x7374_6f70;
+/// The key of the random choice of one file in place of shards.
+const ONE_FILE_KEY: u64 = 0x006f_6e65;
+/// The key of the random bytes of tensors.
+const TENSORS_KEY: u64 = 0x7465_6e73;
 
 /// The kind of saved content.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -113,8 +119,7 @@ impl Content {
             SaveOptions { durability: request.durability, has_checksums: true, staging: request.staging.clone() };
         let progress = Arc::new(Progress::default());
         let canceller = request.is_cancelled.then(|| {
-            let (progress, mut rng) =
-                (Arc::clone(&progress), Rng::keyed(request.seed, &[0x7374_6f70, request.version]));
+            let (progress, mut rng) = (Arc::clone(&progress), Rng::keyed(request.seed, &[CANCEL_KEY, request.version]));
             thread::spawn(move || {
                 (0..rng.below(CANCEL_SWITCHES_MAX)).for_each(|_| thread::yield_now());
                 progress.stop();
@@ -238,7 +243,7 @@ fn write_shards(
 
 /// Returns whether a version is saved as one file, which replaces shards.
 fn is_one_file(seed: u64, version: Version) -> bool {
-    Rng::keyed(seed, &[0x006f_6e65, version]).chance(400)
+    Rng::keyed(seed, &[ONE_FILE_KEY, version]).chance(400)
 }
 
 /// Returns the index path of a file name.
@@ -254,7 +259,7 @@ fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>
     found.check()?;
     let mut readers = Vec::new();
     for file in found.files {
-        if found.list.is_some() && file.identity.is_none() {
+        if found.list.is_some() && file.fingerprint.is_none() {
             return Err(IoError::invalid("the index does not say which file it means").at_path(path).into());
         }
         readers.push(file.open(engine)?);
@@ -268,7 +273,7 @@ fn load_shards(engine: &Arc<Engine>, path: &Path) -> Result<Vec<(String, Vec<u8>
 
 /// Returns the tensors of a version; the first one contains the version. Some are empty, some span several chunks.
 pub(super) fn tensors(seed: u64, version: Version) -> Vec<Vec<u8>> {
-    let mut rng = Rng::keyed(seed, &[0x7465_6e73, version]);
+    let mut rng = Rng::keyed(seed, &[TENSORS_KEY, version]);
     let mut tensors = vec![version.to_le_bytes().to_vec()];
     for _ in 0..rng.below(5) {
         let bytes = match rng.below(8) {

@@ -40,14 +40,20 @@ pub const CRASHED_WORLD: WorldId = 1;
 
 /// One in this many seeds checks every change of its machine.
 const ONE_SEED_IN: u64 = 100;
+/// The key of the random numbers that choose such seeds.
+const EVERY_CHANGE_KEY: u64 = 0x6576_6572;
 /// Snapshots that one execution keeps. A seed that checks every change runs repeatedly, each time with the next batch.
 /// Batches are small because executions slow down with every thread they have started.
 pub const CRASH_CHECKS_PER_RUN: u64 = 8;
+/// The key of the random numbers of a setup.
+const SETUP_KEY: u64 = 0x0073_6574;
+/// The key of the random numbers of a scenario.
+const SCENARIO_KEY: u64 = 0x7363_656e;
 
 /// Returns whether a seed checks every change.
 #[must_use]
 pub fn checks_every_change(seed: u64) -> bool {
-    Rng::keyed(seed, &[0x6576_6572]).below(ONE_SEED_IN) == 0
+    Rng::keyed(seed, &[EVERY_CHANGE_KEY]).below(ONE_SEED_IN) == 0
 }
 
 /// The machine at a moment, to be checked as after a crash.
@@ -85,7 +91,7 @@ impl Context {
     /// If the kernel provides no memory.
     #[must_use]
     pub fn new(seed: u64, report: &Arc<Mutex<RunReport>>) -> Self {
-        Self::with(seed, Setup::draw(&mut Rng::keyed(seed, &[0x0073_6574])), report)
+        Self::with(seed, Setup::draw(&mut Rng::keyed(seed, &[SETUP_KEY])), report)
     }
 
     /// Creates a machine with this setup.
@@ -114,7 +120,7 @@ impl Context {
     /// Returns random numbers for a purpose.
     #[must_use]
     pub fn rng(&self, purpose: u64) -> Rng {
-        Rng::keyed(self.seed, &[0x7363_656e, purpose])
+        Rng::keyed(self.seed, &[SCENARIO_KEY, purpose])
     }
 
     /// Records a failure.

@@ -65,11 +65,12 @@ impl ScenarioKind {
 /// Scenarios that are drawn more often. They involve the most dependent files, and few executions reveal a bug.
 const DRAWN_MORE_OFTEN: [ScenarioKind; 4] =
     [ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Packs];
+/// The key of the random numbers that choose the scenario.
+const KIND_KEY: u64 = 0x006b_696e;
 
 /// Draws a seed's scenario.
 #[must_use]
 pub fn draw(seed: u64) -> ScenarioKind {
-    let index =
-        Rng::keyed(seed, &[0x006b_696e]).below((ScenarioKind::ALL.len() + DRAWN_MORE_OFTEN.len()) as u64) as usize;
+    let index = Rng::keyed(seed, &[KIND_KEY]).below((ScenarioKind::ALL.len() + DRAWN_MORE_OFTEN.len()) as u64) as usize;
     ScenarioKind::ALL.get(index).copied().unwrap_or_else(|| DRAWN_MORE_OFTEN[index - ScenarioKind::ALL.len()])
 }

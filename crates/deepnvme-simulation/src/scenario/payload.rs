@@ -6,10 +6,13 @@ use deepnvme_testkit::rng::Rng;
 /// Number of a content. No two saves write the same.
 pub(super) type Version = u64;
 
+/// The key of the random bytes of a content.
+const PAYLOAD_KEY: u64 = 0x7061_796c;
+
 /// Returns the content of a version. Some are smaller than a page, some span several blocks.
 #[must_use]
 pub(super) fn content(seed: u64, version: Version) -> Vec<u8> {
-    let mut rng = Rng::keyed(seed, &[0x7061_796c, version]);
+    let mut rng = Rng::keyed(seed, &[PAYLOAD_KEY, version]);
     let len = match rng.below(4) {
         0 => rng.within(16..600),
         1 => rng.within(1..4) * 4096,

@@ -106,6 +106,9 @@ impl InFlightOps {
     }
 }
 
+/// The key of the random numbers of a machine.
+const WORLD_KEY: u64 = 0x0077_6f72;
+
 /// A text hashed into one number.
 struct Fnv1a(u64);
 
@@ -121,7 +124,7 @@ impl WorldState {
         Self {
             tree,
             setup,
-            rng: Rng::keyed(seed, &[0x0077_6f72]),
+            rng: Rng::keyed(seed, &[WORLD_KEY]),
             calls: 0,
             failing_calls: 0..0,
             steps: 0,

@@ -23,7 +23,7 @@ const LATE_CHANGES: u64 = 12;
 /// Losses of a power cut among changes that are not durable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Losses {
-    /// Changes that are kept, per thousand.
+    /// Changes that are kept, per thousand. Applies to names only if `names` is [`NameLosses::Any`].
     pub kept_per_mille: u32,
     /// Which changes of names are lost.
     pub names: NameLosses,
@@ -185,7 +185,7 @@ impl Tree {
     /// Resolves a path. A link at its end is followed if `follows`; the name itself may be free.
     ///
     /// # Errors
-    /// `NOENT`, `NOTDIR` or `LOOP` if the folder does not exist.
+    /// `NOENT` or `NOTDIR` if the folder does not exist, `LOOP` for too many links.
     pub fn find(&self, path: &Path, follows: bool) -> Result<ResolvedPath, Errno> {
         let mut links = 0;
         self.find_from(path, follows, &mut links)

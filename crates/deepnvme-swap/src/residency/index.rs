@@ -17,7 +17,7 @@ pub(super) struct Filing {
     pub(super) sorted: Option<(NextUse, SortedSets)>,
     pub(super) is_flush: bool,
     pub(super) write_failed: bool,
-    pub(super) is_reaping: bool,
+    pub(super) is_removing: bool,
     /// Its place in the queue if a waiter for it lacks a slot.
     pub(super) ticket: Option<u64>,
     /// Its slot, if that is pinned.
@@ -66,7 +66,7 @@ pub(super) struct Index {
     /// Items that waiters lack a slot for, in order of arrival.
     pub(super) lacking: BTreeSet<(u64, ItemId)>,
     /// Deleted items that will be removed as soon as their reads and writes complete.
-    pub(super) reaping: usize,
+    pub(super) removing: usize,
     /// Bytes of items that can be evicted at once and are not needed soon, or that will be on disk soon.
     pub(super) spare_bytes: usize,
     /// Bytes and number of the scheduled items in the read-ahead window.
@@ -108,7 +108,7 @@ impl Index {
         if let Some(ticket) = filing.ticket {
             self.lacking.remove(&(ticket, id));
         }
-        self.reaping -= usize::from(filing.is_reaping);
+        self.removing -= usize::from(filing.is_removing);
         self.spare_bytes -= filing.spare_bytes;
         self.window_bytes -= filing.window_bytes;
         self.window_items -= usize::from(filing.window_bytes > 0);
@@ -139,7 +139,7 @@ impl Index {
         if let Some(ticket) = filing.ticket {
             self.lacking.insert((ticket, id));
         }
-        self.reaping += usize::from(filing.is_reaping);
+        self.removing += usize::from(filing.is_removing);
         self.spare_bytes += filing.spare_bytes;
         self.window_bytes += filing.window_bytes;
         self.window_items += usize::from(filing.window_bytes > 0);

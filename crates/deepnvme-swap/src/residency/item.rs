@@ -196,7 +196,7 @@ impl Item {
             sorted: (!sets.is_empty()).then_some((next_use, sets)),
             is_flush: self.flush.is_requested && self.is_writable() && !self.failed.write,
             write_failed: self.failed.write,
-            is_reaping: self.is_deleted && is_idle && self.is_in_flight(),
+            is_removing: self.is_deleted && is_idle && self.is_in_flight(),
             ticket: self.waiters.tickets.front().copied().filter(|_| self.lacks_slot()),
             pin: self.state.slot().filter(|_| !is_evictable).map(|slot| (slot, self.slot_bytes)),
             spare_bytes: if is_spare { self.slot_bytes } else { 0 },

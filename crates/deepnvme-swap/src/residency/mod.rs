@@ -28,7 +28,7 @@ mod victims;
 mod window;
 
 pub(crate) use item::BorrowMode;
-pub(crate) use state::{Action, BorrowResult, Budgets, PendingFlush, Residence, Residency};
+pub(crate) use state::{Action, BorrowResult, Budgets, ItemLocation, PendingFlush, Residency};
 
 #[cfg(test)]
 mod cost_tests;

@@ -60,7 +60,7 @@ impl Residency {
     }
 
     /// Makes the window what prefetches, schedule and budget ask for.
-    pub(super) fn settle_window(&mut self) {
+    pub(super) fn update_window(&mut self) {
         loop {
             self.add_prefetches();
             let uses_max = self.window.uses_max();

@@ -61,7 +61,7 @@ impl Residency {
         if !self.index.lacking.is_empty() {
             return None;
         }
-        self.settle_window();
+        self.update_window();
         if let Some((rank, id)) = self.index.missing.soonest(&self.next_uses) {
             match self.plan_eviction(id, Some(rank)) {
                 EvictionPlan::Slot(slot) => return Some(self.assign_slot(id, slot, true)),

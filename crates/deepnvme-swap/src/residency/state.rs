@@ -52,7 +52,7 @@ pub(crate) enum Action {
 
 /// Where the bytes of an item are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Residence {
+pub(crate) enum ItemLocation {
     /// In memory, and perhaps on disk.
     Memory,
     /// On disk only.
@@ -83,7 +83,7 @@ pub(crate) struct Residency {
     /// Items to write next, the last one first, for a slot that was planned.
     pub(super) write_backs: Vec<ItemId>,
     /// Deleted items whose disk space can be freed.
-    reaped: Vec<ItemId>,
+    removed: Vec<ItemId>,
     next: NextNumbers,
     pub(super) clock: u64,
     pub(super) in_flight: usize,
@@ -113,7 +113,7 @@ impl Residency {
             index: Index::default(),
             window: ReadAheadWindow::default(),
             write_backs: Vec::new(),
-            reaped: Vec::new(),
+            removed: Vec::new(),
             next: NextNumbers::default(),
             clock: 0,
             in_flight: 0,
@@ -247,7 +247,7 @@ impl Residency {
                 other => other,
             };
         }
-        self.settle(id);
+        self.end_flush_and_remove(id);
     }
 
     /// Drops the copy in memory: the item was changed on disk.
@@ -288,7 +288,7 @@ impl Residency {
             item.state = ItemState::Absent;
             self.slots.release(slot);
         }
-        self.settle(id);
+        self.end_flush_and_remove(id);
     }
 
     /// Frees the key at once; the item is removed when its last borrow ends.
@@ -297,26 +297,26 @@ impl Residency {
         (item.is_deleted, item.flush.is_requested) = (true, false);
         self.keys.remove(&item.key);
         self.detach_entry(id);
-        self.settle(id);
+        self.end_flush_and_remove(id);
     }
 
     /// Whether deleted items will be removed as soon as their reads and writes complete.
-    pub(crate) fn is_reaping(&self) -> bool {
-        self.index.reaping > 0
+    pub(crate) fn is_removing(&self) -> bool {
+        self.index.removing > 0
     }
 
-    /// Whether items were removed since the last [`take_reaped`](Self::take_reaped).
-    pub(crate) fn has_reaped(&self) -> bool {
-        !self.reaped.is_empty()
+    /// Whether items were removed since the last [`take_removed`](Self::take_removed).
+    pub(crate) fn has_removed(&self) -> bool {
+        !self.removed.is_empty()
     }
 
     /// The items that were removed since the last call.
-    pub(crate) fn take_reaped(&mut self) -> Vec<ItemId> {
-        std::mem::take(&mut self.reaped)
+    pub(crate) fn take_removed(&mut self) -> Vec<ItemId> {
+        std::mem::take(&mut self.removed)
     }
 
     /// Removes a deleted item that nothing uses any more.
-    fn reap(&mut self, id: ItemId) {
+    fn remove_deleted(&mut self, id: ItemId) {
         let Some(item) = self.items.get(&id) else { return };
         if !item.is_deleted || !item.is_idle() || item.is_in_flight() {
             return;
@@ -327,7 +327,7 @@ impl Residency {
         self.end_prefetch(id);
         self.unfile(id);
         self.items.remove(&id);
-        self.reaped.push(id);
+        self.removed.push(id);
     }
 
     /// Requests that an item is written back, unless the disk has its bytes.
@@ -352,7 +352,7 @@ impl Residency {
 
     /// Ends the flush of an item if it has no more to write, and removes the item if it is deleted and nothing uses it.
     /// Each transition that can lead to either ends with this.
-    fn settle(&mut self, id: ItemId) {
+    fn end_flush_and_remove(&mut self, id: ItemId) {
         if let Some(item) = self.items.get_mut(&id)
             && !item.needs_flush()
             && std::mem::take(&mut item.flush.is_requested)
@@ -360,7 +360,7 @@ impl Residency {
             item.flush.ended += 1;
         }
         self.refile(id);
-        self.reap(id);
+        self.remove_deleted(id);
     }
 
     /// Whether a waiter for a slot can go on: it has one, or will find an error.
@@ -373,13 +373,13 @@ impl Residency {
         self.items.get(&id).is_some_and(|item| item.borrows.has_writer)
     }
 
-    pub(crate) fn residence(&self, id: ItemId) -> Residence {
+    pub(crate) fn location(&self, id: ItemId) -> ItemLocation {
         match self.items.get(&id).map(|item| (item.state, item.on_disk)) {
-            Some((ItemState::Absent, true)) => Residence::Disk,
+            Some((ItemState::Absent, true)) => ItemLocation::Disk,
             Some((ItemState::Clean { .. } | ItemState::Dirty { .. } | ItemState::Writing { .. }, _)) => {
-                Residence::Memory
+                ItemLocation::Memory
             }
-            _ => Residence::Neither,
+            _ => ItemLocation::Neither,
         }
     }
 
@@ -401,7 +401,7 @@ impl Residency {
             self.slots.occupy(slot, len, LOST);
             self.slots.pin(slot..slot + len);
         }
-        self.reap(id);
+        self.remove_deleted(id);
     }
 
     /// Records the end of a write.
@@ -417,6 +417,6 @@ impl Residency {
         item.on_disk |= is_good;
         // A flush tries once. A good write ends it, unless the item was changed meanwhile or is being changed.
         item.flush.is_requested &= is_good;
-        self.settle(id);
+        self.end_flush_and_remove(id);
     }
 }

@@ -80,7 +80,7 @@ fn filled(items: usize, slots: usize, prefetch: usize, headroom: usize) -> (Worl
 }
 
 fn use_one(world: &mut World, id: ItemId, is_dirty: bool) -> bool {
-    let was_there = world.residency.residence(id) == Residence::Memory;
+    let was_there = world.residency.location(id) == ItemLocation::Memory;
     if !was_there {
         world.residency.enqueue_waiter(id, BorrowMode::Exclusive);
         world.pump();
@@ -124,7 +124,7 @@ fn without_a_schedule_eviction_is_lru() {
         world.complete_all();
     }
     use_one(&mut world, ids[3], false);
-    let here = |id: usize| world.residency.residence(ids[id]) == Residence::Memory;
+    let here = |id: usize| world.residency.location(ids[id]) == ItemLocation::Memory;
     assert_eq!([0, 1, 2, 3].map(here), [true, true, false, true]);
 }
 
@@ -164,7 +164,7 @@ fn a_failed_write_is_retried_for_each_waiter() {
 #[test]
 fn a_slot_whose_memory_is_lost_is_not_reused() {
     let (mut world, ids) = filled(3, 2, 0, 0);
-    let away = *ids.iter().find(|id| world.residency.residence(**id) == Residence::Disk).unwrap();
+    let away = *ids.iter().find(|id| world.residency.location(**id) == ItemLocation::Disk).unwrap();
     world.residency.enqueue_waiter(away, BorrowMode::Shared);
     world.pump();
     world.in_flight.clear();

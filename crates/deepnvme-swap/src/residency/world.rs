@@ -351,7 +351,7 @@ impl World {
 
     /// Waits for an item while all I/O completes, borrows it and returns it. Creates it if nobody has.
     fn use_one(&mut self, id: ItemId, is_dirty: bool) {
-        let is_new = self.residency.residence(id) == Residence::Neither;
+        let is_new = self.residency.location(id) == ItemLocation::Neither;
         let mode = if is_new { BorrowMode::Create } else { BorrowMode::Exclusive };
         self.residency.enqueue_waiter(id, mode);
         self.pump();

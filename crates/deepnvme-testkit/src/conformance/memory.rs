@@ -12,7 +12,7 @@ const SLOT_BYTES: usize = 16 << 10;
 /// or not the backend accepted the registration.
 ///
 /// # Panics
-/// If the backend breaks the contract, as every check.
+/// If the backend breaks the contract, like every check.
 pub fn registered_memory_works_like_any(make: Make<'_>) {
     let content = random_bytes(1, 8 * SLOT_BYTES);
     let file = TestFile::holding(&content);
@@ -150,7 +150,7 @@ fn exercise(harness: &mut Harness, file: &TestFile, content: &[u8], arena: &Regi
     let end = content.len() as u64;
     let source: Region = arena.region().slice(7 * SLOT_BYTES + 5..7 * SLOT_BYTES + 1005);
     assert_eq!(harness.write(&file.file, end, &source), Ok(1000));
-    // Several slices of the arena in one op, and one that is half outside.
+    // Two slices of the arena and one of other memory, in one op.
     let pieces = [slot(0).slice(0..100), outside.slice(0..100), slot(2).slice(7..107)];
     let op = harness.op(OpKind::Read, &file.file, end, &pieces);
     assert_eq!(harness.run(op).result, Ok(300));

@@ -13,7 +13,7 @@ const PIECE_BYTES: usize = 4096;
 /// Every accepted op is returned by `reap` exactly once.
 ///
 /// # Panics
-/// If the backend breaks the contract, as every check.
+/// If the backend breaks the contract, like every check.
 pub fn accepted_ops_come_back_exactly_once(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(1, 32 * PIECE_BYTES));
     let mut harness = Harness::new(make, 32);

@@ -29,11 +29,11 @@ impl Expected {
     }
 }
 
-/// Random programs of plain and vectored reads and writes match a vector. An op that conflicts with one in flight waits
-/// for all of them, since a backend does not order ops.
+/// Random programs of plain and vectored reads and writes give the same bytes as a model in memory. An op that
+/// conflicts with one in flight waits for all of them, since a backend does not order ops.
 ///
 /// # Panics
-/// If the backend breaks the contract, as every check.
+/// If the backend breaks the contract, like every check.
 pub fn random_ops_agree_with_a_model(make: Make<'_>) {
     for seed in 0..3 {
         let content = random_bytes(seed, FILE_BYTES as usize);
@@ -97,11 +97,11 @@ fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
 
 fn bring_home(seed: u64, harness: &mut Harness, flights: &mut HashMap<Token, Expected>) {
     for completion in harness.reap_some() {
-        settle(seed, flights, &completion);
+        check_completion(seed, flights, &completion);
     }
 }
 
-fn settle(seed: u64, flights: &mut HashMap<Token, Expected>, completion: &Completion) {
+fn check_completion(seed: u64, flights: &mut HashMap<Token, Expected>, completion: &Completion) {
     let token = completion.op.token;
     let expected = flights.remove(&token).unwrap_or_else(|| panic!("seed {seed}: {token:?} came back twice"));
     let len = (expected.range.end - expected.range.start) as usize;

@@ -20,7 +20,7 @@ fn write_only(file: &TestFile) -> Arc<OwnedFd> {
 /// A write to a read-only descriptor is EBADF, and returns its memory.
 ///
 /// # Panics
-/// If the backend breaks the contract, as every check.
+/// If the backend breaks the contract, like every check.
 pub fn a_write_to_a_read_only_file_is_refused(make: Make<'_>) {
     let content = random_bytes(1, 1000);
     let file = TestFile::holding(&content);

@@ -8,7 +8,7 @@ use crate::data::{TestFile, bytes_of, difference, open_direct, random_bytes, reg
 /// A read across the end of the file returns the bytes before it and leaves the rest of the memory unchanged.
 ///
 /// # Panics
-/// If the backend breaks the contract, as every check.
+/// If the backend breaks the contract, like every check.
 pub fn reads_stop_at_the_end_of_the_file(make: Make<'_>) {
     for len in [1, 100, 511, 512, 513, 4096, 5000] {
         let content = random_bytes(len as u64, len);

@@ -15,7 +15,7 @@ const A_MOMENT: Duration = Duration::from_millis(30);
 /// `reap(0)` does not wait, with or without ops in flight.
 ///
 /// # Panics
-/// If the backend breaks the contract, as every check.
+/// If the backend breaks the contract, like every check.
 pub fn reap_zero_does_not_wait(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(1, 1 << 20));
     let mut harness = Harness::new(make, 4);

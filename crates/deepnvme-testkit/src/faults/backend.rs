@@ -15,6 +15,8 @@ use crate::rng::Rng;
 
 /// Polling interval while an op is in the inner backend and another is delayed.
 const POLL: Duration = Duration::from_micros(200);
+/// The key of the random numbers of a backend.
+const BACKEND_KEY: u64 = 0x0bac_0000;
 
 /// A backend with injected faults.
 pub struct FaultBackend {
@@ -65,7 +67,7 @@ impl FaultWake {
 impl FaultBackend {
     pub(super) fn new(inner: Box<dyn Backend>, faults: Faults) -> Self {
         let waker = FaultWake { woken: Mutex::new(false), changed: Condvar::new(), inner: inner.waker() };
-        let rng = Rng::keyed(faults.plan().seed, &[0x0bac_0000]);
+        let rng = Rng::keyed(faults.plan().seed, &[BACKEND_KEY]);
         Self { inner, faults, rng, inside: HashMap::new(), next_token: 0, held: Vec::new(), waker: Arc::new(waker) }
     }
 

@@ -9,8 +9,8 @@ from typing import Any
 class OwnKeys:
     """Finds the places of a nested state by the paths of torch's planners.
 
-    These have the text of each key of a dict. A value that is not a tensor would be set under ``"0"``, while the state
-    keeps its old value under ``0``.
+    Such a path has each key as text. A plain value of key ``0`` would be set under ``"0"``, and the state would keep
+    its old value under ``0``.
     """
 
     def __init__(self, state: Mapping[Any, Any]) -> None:

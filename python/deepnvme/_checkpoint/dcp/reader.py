@@ -71,14 +71,14 @@ class DeepnvmeReader(StorageReader):
         self._verify = verify
         self._locations: dict[MetadataIndex, ItemLocation] = {}
         self._entries: dict[str, Any] = {}
-        self._identities: dict[str, tuple[int, int]] = {}
+        self._fingerprints: dict[str, tuple[int, int]] = {}
         self._text = ""
         self._own_keys: OwnKeys | None = None
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Set the folder of the next load."""
         self._folder.replace(checkpoint_id)
-        self._locations, self._identities = {}, {}
+        self._locations, self._fingerprints = {}, {}
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read ``deepnvme.json``."""
@@ -96,7 +96,7 @@ class DeepnvmeReader(StorageReader):
             metadata = decode(encoded)
             if state == "sound":
                 files = encoded["deepnvme.files"].items()
-                self._identities = {name: (entry["bytes"], int(entry["index_crc64"], 16)) for name, entry in files}
+                self._fingerprints = {name: (entry["bytes"], int(entry["index_crc64"], 16)) for name, entry in files}
         except MemoryError as error:
             raise OutOfMemoryError(f"{path}: there is not enough memory for its contents") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -150,7 +150,7 @@ class DeepnvmeReader(StorageReader):
         filled = FilledMemory()
         shards, finishes, copies = [], [], []
         for name, items in by_file.items():
-            shard = Shard(self._folder.path / name, self._engine, self._verify, self._identities.get(name))
+            shard = Shard(self._folder.path / name, self._engine, self._verify, self._fingerprints.get(name))
             shards.append(shard)
             for item in items:
                 requested = self._request(shard, item, planner, filled)

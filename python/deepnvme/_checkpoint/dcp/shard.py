@@ -27,12 +27,14 @@ _REMEDY = "restore the whole folder from a copy, or load another checkpoint"
 class Shard:
     """Collects requests. Whole tensors are compared in memory; for parts, the checksum chunks of the file are read."""
 
-    def __init__(self, path: Path, engine: Engine | None, verify: str, identity: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, path: Path, engine: Engine | None, verify: str, fingerprint: tuple[int, int] | None = None
+    ) -> None:
         self.path = path
         self._verify = verify
         self._reader = _CheckpointReader(path, engine, False)
         if verify != "off":
-            self._reader.check(identity)
+            self._reader.check(fingerprint)
         if verify == "full" and not self._reader.has_checksums:
             msg = f"{path}: the file has no checksums (DeepnvmeWriter writes them by default); use verify='sample'"
             raise ValueError(msg)

@@ -21,7 +21,7 @@ from deepnvme._checkpoint.dcp.objects import check_loadable
 from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
-from deepnvme._checkpoint.shards import identities
+from deepnvme._checkpoint.shards import fingerprints
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.public import public_in
 from deepnvme.errors import InvalidArgumentError, NotFoundError, UnsupportedError
@@ -138,8 +138,8 @@ class DeepnvmeWriter(StorageWriter):
         try:
             written = {location.file for location in locations.values()}
             private = {name.name: member for member, name in zip(new.members, new.names, strict=True)}
-            found = {name: self._identity(private[name]) for name in sorted(written)}
-            index = json.dumps({**identities(found), **encode(metadata, locations)})
+            found = {name: self._fingerprint(private[name]) for name in sorted(written)}
+            index = json.dumps({**fingerprints(found), **encode(metadata, locations)})
             _check_readable(index)
             new.commit(index)
         finally:
@@ -151,7 +151,7 @@ class DeepnvmeWriter(StorageWriter):
         if new is not None:
             new.give_up()
 
-    def _identity(self, path: Path) -> tuple[int, int]:
+    def _fingerprint(self, path: Path) -> tuple[int, int]:
         """Return the size of a rank's file, and the checksum of its index."""
         reader = _CheckpointReader(path, self._options.engine, False)
         return reader.nbytes, reader.index_crc64()

@@ -48,7 +48,7 @@ class OffloadedLayer:
             self._move(moved)
 
     def parameter_ids(self) -> list[int]:
-        """Return the ids of the parameters that may be moved."""
+        """Return the ids of all parameters that ``names`` allows, resident or not."""
         return [id(parameter) for parameter in self._parameters(set())]
 
     def byte_ranges(self, path: str) -> list[tuple[str, int, int]]:

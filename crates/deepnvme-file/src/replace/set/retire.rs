@@ -34,7 +34,8 @@ pub enum Retired {
 ///
 /// # Errors
 /// The error of the file system, `PermissionDenied` if the index cannot be removed, or `Busy` if a commit of the set
-/// holds the index for over a minute. If the index is gone, the next save removes the rest.
+/// holds the index for over a minute, or if the index is replaced a thousand times meanwhile. If the index is gone, the
+/// next save removes the rest.
 pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
     if is_link(index) {
         return Ok(Retired::Foreign);
