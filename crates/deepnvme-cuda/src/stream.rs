@@ -67,7 +67,7 @@ impl RawStream<'_> {
             // here.
             return driver.check("cuStreamIsCapturing", CAPTURE_UNSUPPORTED).map(|()| false);
         }
-        // SAFETY: the stream exists for the lifetime of `self`, as above.
+        // SAFETY: the stream exists for the lifetime of `self`, as `Stream::raw` and the callers of `from_handle` ensure.
         unsafe { query(driver, self.handle()) }
     }
 

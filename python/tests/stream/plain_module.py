@@ -42,7 +42,7 @@ class Plain(nn.Module):
 class Saved:
     """A module on disk, with its expected output."""
 
-    path: str | Path | deepnvme.StripeSet
+    path: Any
     question: torch.Tensor
     answer: torch.Tensor
 
