@@ -31,7 +31,8 @@ pub(crate) struct InspectArguments {
   deepnvme verify run-7 && rsync -a run-7 backup:
 
 Exit status: 0 all files match their checksums, 1 a file is damaged, unverifiable or unreadable, 2 usage error.
-Archives of torch.save are verified by their CRC-32. Safetensors files of other programs have no checksums.")]
+Archives of torch.save are verified by their CRC-32. Safetensors files of other programs have no checksums.
+All bytes come from the drive, even those in the page cache, if the file system has direct I/O.")]
 pub(crate) struct VerifyArguments {
     /// Torch archives, safetensors files, indexes, model folders, and folders of a `Checkpointer`
     #[arg(required = true)]

@@ -8,10 +8,11 @@ use std::time::Instant;
 use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
+use deepnvme_file::Target;
 use deepnvme_format::set::ChecksumState;
 use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Config, Engine, ErrorKind, display};
+use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, display};
 use deepnvme_perf::{Error, Result};
 use serde::Serialize;
 
@@ -97,7 +98,7 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
 /// # Errors
 /// `Interrupted`, or the path does not exist or cannot be read.
 pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
-    let verifier = Verifier { engine: Arc::new(Engine::new(Config::default())?), progress };
+    let verifier = Verifier { engines: Engines::new()?, progress };
     match history::listed(path) {
         Ok(Some(listed)) => verifier.verify_history(path, &listed),
         // Other programs put files of this name next to a model.
@@ -117,9 +118,29 @@ fn is_checkpoint(name: &OsStr) -> bool {
     !name.as_os_str().as_encoded_bytes().starts_with(b".") && ENDINGS.contains(&ending)
 }
 
-/// Verifies with one engine, until it is stopped.
+/// An engine for files with direct I/O, and one for the others.
+struct Engines {
+    direct: Arc<Engine>,
+    buffered: Arc<Engine>,
+}
+
+impl Engines {
+    fn new() -> Result<Self> {
+        let engine = |direct| Ok::<_, Error>(Arc::new(Engine::new(Config { direct, ..Config::default() })?));
+        Ok(Self { direct: engine(DirectMode::Required)?, buffered: engine(DirectMode::Preferred)? })
+    }
+
+    /// Returns the engine for a file. It never takes bytes from the page cache where the file has direct I/O: the copy on
+    /// the drive is the one to verify.
+    fn of(&self, target: &Target) -> &Arc<Engine> {
+        let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Required };
+        if deepnvme_file::open(target, options).is_ok() { &self.direct } else { &self.buffered }
+    }
+}
+
+/// Verifies until it is stopped.
 struct Verifier<'a> {
-    engine: Arc<Engine>,
+    engines: Engines,
     progress: &'a Progress,
 }
 
@@ -253,9 +274,11 @@ impl Verifier<'_> {
 
     fn verify_file(&self, file: &CheckpointFile) -> Result<Verification> {
         let began = Instant::now();
-        let verified = self.opened(file).and_then(|mut reader| {
-            file.compare(&self.engine, &reader)?;
-            let bytes = reader.verify_all(&self.engine, self.progress)?;
+        let verified = file.target().and_then(|target| {
+            let engine = self.engines.of(&target);
+            let mut reader = self.opened(engine, target)?;
+            file.compare(engine, &reader)?;
+            let bytes = reader.verify_all(engine, self.progress)?;
             let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
             Ok((bytes, coverage))
         });
@@ -263,8 +286,8 @@ impl Verifier<'_> {
     }
 
     /// Opens a file, interruptibly: reading the names of millions of tensors takes time.
-    fn opened(&self, file: &CheckpointFile) -> deepnvme_checkpoint::Result<Reader> {
-        let (engine, target) = (Arc::clone(&self.engine), file.target()?);
+    fn opened(&self, engine: &Arc<Engine>, target: Target) -> deepnvme_checkpoint::Result<Reader> {
+        let engine = Arc::clone(engine);
         until_stopped(self.progress, move || Reader::open(&engine, &target))
     }
 }
@@ -325,5 +348,27 @@ fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
         | Failure::ChangedList { .. }
         | Failure::Moved { .. }
         | Failure::Manifest { .. } => Some(Verdict::Damaged),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drive_is_read_where_that_is_possible() {
+        let engines = Engines::new().unwrap();
+        let in_memory = tempfile::Builder::new().tempfile_in("/dev/shm");
+        let on_disk = tempfile::NamedTempFile::new().unwrap();
+        let has_direct = |path: &Path| {
+            let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Required };
+            deepnvme_io::TensorFile::open(path, options).is_ok()
+        };
+        for file in in_memory.into_iter().chain([on_disk]) {
+            let engine = engines.of(&Target::Path(file.path().to_path_buf()));
+            assert_eq!(engine.config().direct == DirectMode::Required, has_direct(file.path()));
+        }
+        let missing = engines.of(&Target::Path("missing.pt".into()));
+        assert_eq!(missing.config().direct, DirectMode::Preferred);
     }
 }
