@@ -4,9 +4,10 @@ use std::os::fd::BorrowedFd;
 
 use crate::fs::{self, FileKind, Stat};
 
-/// File systems whose page cache is never older than the device: ext2 to ext4, XFS, Btrfs, F2FS, bcachefs, and
-/// overlays. Those of a network are not among them, since another machine may have written the file.
-const COHERENT_FILE_SYSTEMS: [u32; 6] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e, 0x794c_7630];
+/// File systems whose page cache is never older than the device: ext2 to ext4, XFS, Btrfs, F2FS and bcachefs. Those of a
+/// network are not among them, since another machine may have written the file. The kernel reports no cached pages for
+/// files of an overlay.
+const COHERENT_FILE_SYSTEMS: [u32; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0xca45_1a4e];
 
 /// Returns whether the page cache has the same bytes as the device. Not for a block device: a file system on it has a
 /// page cache of its own.
