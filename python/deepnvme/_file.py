@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
 from deepnvme._utils.arguments import WHOLE_MAX, check_engine, whole
+from deepnvme._utils.kept_files import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
@@ -265,9 +266,18 @@ class Writer(_FileBase[_FileWriter]):
         Raises:
             deepnvme.Error: writing or syncing failed. The new file is gone, and the old one is unchanged.
         """
+        self._commit()
+
+    def _commit(self) -> None:
         handle, self._handle = self._handle, None
-        if handle is not None:
+        if handle is None:
+            return
+        if not isinstance(self._path, StripeSet):
             handle.commit()
+            return
+        before = parts_listed(self._path)
+        handle.commit()
+        warn_of_kept_parts(self._path, before, 1)
 
     def discard(self) -> None:
         """Discard the file, and keep the old file of its name. Does nothing once the file is closed."""
@@ -282,7 +292,7 @@ class Writer(_FileBase[_FileWriter]):
         traceback: TracebackType | None,
     ) -> None:
         if exc_type is None:
-            self.close()
+            self._commit()
         else:
             self.discard()
 

@@ -132,6 +132,17 @@ def test_parts_that_were_written_in_place_stay_and_are_named(parts: list[Path]) 
         deepnvme.save({"w": torch.rand(5000)}, named)
     assert warned[0].filename == __file__
     deepnvme.save({"w": torch.rand(5000)}, named)
+    for ends_itself in (False, True):
+        deepnvme.write(torch.rand(3000), named)
+        with pytest.warns(UserWarning, match="were changed; they are kept") as warned:
+            if ends_itself:
+                file = deepnvme.open(named, "wb")
+                file.write(b"new")
+                file.close()
+            else:
+                with deepnvme.open(named, "wb") as file:
+                    file.write(b"new")
+        assert warned[0].filename == __file__
 
 
 def test_invalid_lists_of_paths() -> None:

@@ -21,6 +21,7 @@ from deepnvme._utils.arguments import (
     path_of,
 )
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.kept_files import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
@@ -108,8 +109,6 @@ def save(
         if shard_bytes_max is not None:
             msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
             raise ValueError(msg)
-        from deepnvme._checkpoint.shards import parts_listed, warn_of_kept_parts  # noqa: PLC0415
-
         before = parts_listed(path)
         nbytes = _save_file(obj, path, options, metadata, report)
         warn_of_kept_parts(path, before)

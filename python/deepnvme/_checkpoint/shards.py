@@ -14,8 +14,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import StripeSet, _find_set, _remove_stale, _retire_set, _SetReplacement
-from deepnvme.errors import Error
+from deepnvme._deepnvme import _find_set, _remove_stale, _retire_set, _SetReplacement
+from deepnvme._utils.kept_files import warn_of_kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,7 +68,7 @@ def save_shards(
     except BaseException:
         new.give_up()
         raise
-    _warn_kept(index, foreign)
+    warn_of_kept(index, foreign)
     if "deepnvme.replaces" in metadata:
         msg = f"{path}: this file is kept, since it may not be deepnvme's. deepnvme loads the new shards instead"
         _warn(f"{msg}; other programs prefer the file: remove or move it")
@@ -86,33 +86,12 @@ def retire_shards(path: Path) -> None:
         # The new file is complete and counts, so this is no error.
         _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
         return
-    _warn_kept(index, kept or [])
+    warn_of_kept(index, kept or [])
     if kept is None:
         if _is_loaded(path):
             _warn(f"{index}: this index may not be deepnvme's, and is kept. Loaders prefer the new {path.name}")
         else:
             _warn(f"{index}: this index is damaged, and is kept. Remove it: until then deepnvme loads neither file")
-
-
-def parts_listed(path: StripeSet) -> tuple[str, ...]:
-    """Return the parts that the manifest of a set lists."""
-    try:
-        return StripeSet.from_manifest(path.manifest_path).paths
-    except (OSError, ValueError, Error):
-        return ()  # There is none, or the save refuses it.
-
-
-def warn_of_kept_parts(path: StripeSet, before: tuple[str, ...]) -> None:
-    """Warn of parts that the manifest listed before a save and that stay: ``write`` changed them in place."""
-    now = {*parts_listed(path)}
-    _warn_kept(Path(path.manifest_path), [Path(part) for part in before if part not in now and os.path.lexists(part)])
-
-
-def _warn_kept(index: Path, kept: list[Path]) -> None:
-    if kept:
-        shown = ", ".join(str(file) for file in kept[:5]) + (", ..." if len(kept) > 5 else "")  # noqa: PLR2004
-        msg = f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}"
-        _warn(msg, _CALLER + 1)
 
 
 def _is_loaded(path: Path) -> bool:
@@ -155,5 +134,5 @@ def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
     return shards
 
 
-def _warn(text: str, caller: int = _CALLER) -> None:
-    warnings.warn(text, stacklevel=caller)
+def _warn(text: str) -> None:
+    warnings.warn(text, stacklevel=_CALLER)
