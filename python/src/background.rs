@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
 use deepnvme_mem::CreatorProcess;
 
+use crate::pending_request::CANCEL_TIMEOUT;
 use crate::{error, threads};
 
 /// Interval between signal checks.
@@ -54,9 +55,31 @@ pub(crate) fn run_polling<T: Send + 'static>(
     poll: &mut dyn FnMut() -> PyResult<()>,
     stop: &dyn Fn(),
 ) -> PyResult<T> {
+    run_until(py, work, poll, stop, None)
+}
+
+/// Runs `work`, which changes no file, as [`run_polling`] does. An exception is raised after a second at the latest: the
+/// kernel may take longer to finish the reads that it has begun. The thread then ends by itself and drops its result.
+pub(crate) fn run_polling_read_only<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+    poll: &mut dyn FnMut() -> PyResult<()>,
+    stop: &dyn Fn(),
+) -> PyResult<T> {
+    run_until(py, work, poll, stop, Some(CANCEL_TIMEOUT))
+}
+
+/// Runs `work` on a thread. After an exception and `stop`, it waits for the end of the work, or as long as `patience`.
+fn run_until<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> T + Send + 'static,
+    poll: &mut dyn FnMut() -> PyResult<()>,
+    stop: &dyn Fn(),
+    patience: Option<Duration>,
+) -> PyResult<T> {
     let creator = CreatorProcess::current();
     let started = threads::start(py, "deepnvme-work", work)?;
-    let mut raised = None;
+    let (mut raised, mut stopped): (Option<PyErr>, Option<Instant>) = (None, None);
     loop {
         if let Err(forked) = check_process(py, creator) {
             return Err(raised.unwrap_or(forked));
@@ -69,8 +92,13 @@ pub(crate) fn run_polling<T: Send + 'static>(
             }
             (Err(RecvTimeoutError::Timeout), before) => raised = before,
         }
+        let is_late = || stopped.zip(patience).is_some_and(|(since, patience)| since.elapsed() >= patience);
+        if let Some(signal) = raised.take_if(|_| is_late()) {
+            return Err(signal);
+        }
         if let Err(signal) = py.check_signals().and_then(|()| if raised.is_none() { poll() } else { Ok(()) }) {
             stop();
+            stopped.get_or_insert_with(Instant::now);
             raised = Some(signal);
         }
     }

@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use deepnvme_checkpoint::read::Reader;
+use deepnvme_checkpoint::read::{Reader, Verify};
 use deepnvme_checkpoint::write::{Save, SaveOptions};
 use deepnvme_checkpoint::{Error, Progress, convert};
 use deepnvme_file::Target;
 use deepnvme_io::backend::BackendKind;
+use deepnvme_io::mem::RegionMut;
 use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
@@ -22,11 +23,15 @@ use proptest::prelude::*;
 use crate::common::{engine, plan_archive, plan_safetensors, random};
 
 fn faulty(plan: FaultPlan) -> (Arc<Engine>, Faults) {
+    faulty_with(Config { workers: 2, ..Config::default() }, plan)
+}
+
+fn faulty_with(config: Config, plan: FaultPlan) -> (Arc<Engine>, Faults) {
     let faults = Faults::new(plan);
     let wrap = faults.clone();
     let factory: BackendFactory =
         Arc::new(move |setup| Ok(Box::new(wrap.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
-    (Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap()), faults)
+    (Arc::new(Engine::with_backends(config, factory).unwrap()), faults)
 }
 
 fn states(seed: u64) -> Vec<Vec<u8>> {
@@ -138,4 +143,31 @@ fn a_source_that_changes_while_it_is_converted_gets_no_new_checksums() {
         assert!(matches!(&failed, Err(Error::Changed { path }) if *path == source), "{failed:?}");
     });
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// All requests are cancelled at once. Cancelling them one after the other would read the whole file.
+#[test]
+fn a_stopped_load_reads_only_the_blocks_that_have_begun() {
+    const RECORD_BYTES: usize = 4 << 20;
+    const RECORDS: usize = 20;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let records: Vec<Vec<u8>> = (0..RECORDS).map(|index| random(RECORD_BYTES, index as u64)).collect();
+    plan_safetensors(&path, &records, SaveOptions::default())
+        .run(engine(), &Target::from(&path), Arc::default())
+        .unwrap();
+    let slow = FaultPlan { seed: 7, slow: 1000, slow_max: Duration::from_millis(50), ..FaultPlan::default() };
+    let (engine, _) = faulty_with(Config { workers: 1, queue_depth: 2, ..Config::default() }, slow);
+    let reader = Arc::new(Reader::open(&engine, &Target::from(&path)).unwrap());
+    let mut loading = reader.begin(&engine);
+    for buffer in (0..RECORDS).flat_map(|record| reader.load_buffers(&[record])) {
+        let target = RegionMut::from_vec(vec![0; buffer.bytes as usize]);
+        loading.add(&engine, vec![(buffer, target)]).unwrap();
+    }
+    let progress = Progress::default();
+    progress.stop();
+    let stopped = loading.finish(Verify::Off, &progress).unwrap_err();
+    assert!(matches!(stopped, Error::Interrupted), "{stopped}");
+    let read = engine.stats().bytes_read;
+    assert!(read < RECORD_BYTES as u64, "{read} bytes were read");
 }

@@ -154,6 +154,24 @@ fn a_batch_over_several_files_and_holes_is_one_request() {
     }
 }
 
+/// tmpfs accepts the flag for direct I/O, and has none.
+#[test]
+fn a_direct_descriptor_of_a_file_without_direct_io_is_used_through_the_cache() {
+    let Ok(named) = tempfile::NamedTempFile::new_in("/dev/shm") else { return common::skipped("there is no /dev/shm") };
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::DIRECT;
+    let Ok(direct) = rustix::fs::open(named.path(), flags, rustix::fs::Mode::empty()) else {
+        return common::skipped("tmpfs refuses O_DIRECT before Linux 6.6");
+    };
+    let required = TensorFile::from_fd(direct.as_fd(), None, Access::ReadWrite, DirectMode::Required).unwrap_err();
+    assert_eq!(required.kind(), ErrorKind::Unsupported);
+    let file = TensorFile::from_fd(direct.as_fd(), None, Access::ReadWrite, DirectMode::Preferred).unwrap();
+    assert!(matches!(file.direct(), deepnvme_io::DirectState::Buffered { .. }));
+    let engine = Engine::new(Config::default()).unwrap();
+    let bytes = random(10_001, 77);
+    write(&engine, &file, 3, &bytes, WriteOptions::default());
+    assert!(read_back(&engine, &file, 3, bytes.len()) == bytes);
+}
+
 #[test]
 fn a_descriptor_is_used_at_offsets_and_left_open() {
     let engine = engine(BackendChoice::Auto);

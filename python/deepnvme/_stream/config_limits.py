@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # The deepest published models have a few hundred layers. Some configs make a list with an entry for each.
 LAYERS_MAX = 100_000
+_COUNTS = frozenset({"num_hidden_layers", "num_layers", "n_layer", "n_layers"})
 # Modules that a model may have for each tensor of its files. One tensor may hold a layer's experts, each of which is
 # several modules.
 _MODULES_PER_TENSOR = 256
@@ -71,7 +72,10 @@ def _check_layers(path: Path) -> None:
             values.extend(value.values())
             for name, number in value.items():
                 # Not `vocab_size_per_layer_input`, for example.
-                if name.endswith(("layers", "n_layer")) and isinstance(number, int) and number > LAYERS_MAX:
+                if not name.endswith(("layers", "n_layer")) or not isinstance(number, int):
+                    continue
+                # Negative numbers of other names mean "none", or count from the last layer.
+                if number > LAYERS_MAX or (number < 0 and name in _COUNTS):
                     raise UnsupportedError(
                         f"{path}: {name} is {number}, and deepnvme.stream builds at most {LAYERS_MAX} layers; the file "
                         "is damaged or hostile: take config.json from the original model"

@@ -156,7 +156,9 @@ def _origin(source: int, entry: TensorEntry, storage: StorageEntry) -> Origin:
 
 
 def _is_row_major(entry: TensorEntry) -> bool:
-    return math.prod(entry.shape) <= 1 or tuple(entry.strides) == row_major(entry.shape)
+    # A dimension of one element may have any stride.
+    strides = zip(entry.shape, entry.strides, row_major(entry.shape), strict=True)
+    return math.prod(entry.shape) <= 1 or all(size == 1 or stride == expected for size, stride, expected in strides)
 
 
 def _parts_message(file: str | StripeSet, entry: TensorEntry) -> str:

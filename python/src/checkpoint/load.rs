@@ -166,7 +166,7 @@ impl CheckpointReader {
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::run_polling(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+        background::run_polling_read_only(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. An archive must be opened with
@@ -462,7 +462,8 @@ impl Loading {
         let seen = Arc::clone(&shared);
         let mut report_progress = progress_callback(progress, &shared);
         let stop = || shared.stop();
-        let finished = background::run_polling(py, move || loading.finish(verify, &seen), &mut report_progress, &stop)?;
+        let finish = move || loading.finish(verify, &seen);
+        let finished = background::run_polling_read_only(py, finish, &mut report_progress, &stop)?;
         finished.map_err(|error| raise(py, &error))?;
         report_progress()
     }

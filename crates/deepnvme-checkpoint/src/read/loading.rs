@@ -177,25 +177,20 @@ impl Loading {
         Ok(())
     }
 
-    /// Collects all results. An interruption or a failure cancels unstarted requests.
+    /// Collects all results, up to an interruption or a failure.
     fn collect_results(&mut self, progress: &Progress) -> Result<()> {
-        let mut outcome = Ok(());
-        for request in &mut self.requests {
-            let Some(pending) = request.pending.take() else { continue };
-            while outcome.is_ok() && !pending.wait_timeout(POLL_INTERVAL) {
-                outcome = progress.check().and_then(|()| Ok(pending.check_process()?));
+        for ReadRequest { pending, .. } in &mut self.requests {
+            while let Some(running) = pending.as_ref()
+                && !running.wait_timeout(POLL_INTERVAL)
+            {
+                progress.check()?;
+                running.check_process()?;
             }
-            if outcome.is_err() {
-                pending.cancel();
-            }
-            let (_, read) = pending.wait();
-            match read {
-                Ok(transfer) => progress.advance(transfer.bytes),
-                Err(error) if outcome.is_ok() => outcome = Err(Error::from(error)),
-                Err(_) => {}
+            if let Some(done) = pending.take() {
+                progress.advance(done.wait().1?.bytes);
             }
         }
-        outcome
+        Ok(())
     }
 
     /// Checks the header of each record. Compares all of it if the checksums cover it.
@@ -248,13 +243,12 @@ impl Loading {
 
 impl Drop for Loading {
     fn drop(&mut self) {
+        // All are cancelled before the first wait: otherwise the engine would begin the others meanwhile.
         self.requests.iter().filter_map(|request| request.pending.as_ref()).for_each(|pending| {
             pending.cancel();
         });
-        for request in &mut self.requests {
-            if let Some(pending) = request.pending.take() {
-                let _ = pending.wait();
-            }
+        for pending in self.requests.iter_mut().filter_map(|request| request.pending.take()) {
+            let _ = pending.wait();
         }
     }
 }

@@ -119,6 +119,11 @@ impl Part {
             }
             let _ = part.buffered.set(Arc::new(own));
         }
+        // The caller's descriptor is open for direct I/O, and the file has none.
+        if part.direct.is_none() && part.buffered.get().is_none() {
+            let buffered = fs::reopen(fd, access.flags()).map_err(fail)?;
+            let _ = part.buffered.set(Arc::new(buffered));
+        }
         Ok(part)
     }
 
@@ -264,6 +269,7 @@ impl Part {
     /// Opens the file by its name, if the name still refers to this file.
     fn reopen_by_name(&self) -> Result<OwnedFd, Errno> {
         let file = fs::open(&self.path, self.access.flags() | OFlags::NONBLOCK, 0)?;
+        fs::set_open_flags(file.as_fd(), OFlags::empty())?;
         let (own, found) = (fs::stat_of(self.any().as_fd())?, fs::stat_of(file.as_fd())?);
         if own.identity == found.identity { Ok(file) } else { Err(Errno::NOENT) }
     }

@@ -91,11 +91,9 @@ impl<'a> Worker<'a> {
 
     /// Takes and submits work until the window is full or a block must wait for a bounce buffer.
     fn fill(&mut self) -> Result<()> {
-        if !self.may_take_work() {
-            return Ok(());
-        }
+        let may_take_work = self.may_take_work();
         while self.io_loop.has_room() {
-            if !self.io_loop.start_refused()? {
+            if !self.io_loop.start_refused()? || !may_take_work || !self.io_loop.has_room() {
                 break;
             }
             let work = match self.waiting.take() {
@@ -119,7 +117,7 @@ impl<'a> Worker<'a> {
 
     /// Returns whether to take new work. In drain mode, all ops must have completed.
     fn may_take_work(&self) -> bool {
-        self.window == WindowMode::Sliding || self.io_loop.is_idle() || self.io_loop.has_refused()
+        self.window == WindowMode::Sliding || self.io_loop.is_idle()
     }
 
     /// Copies, sleeps or reaps. Returns false if the worker must end.
