@@ -88,11 +88,11 @@ def bench(
         direction: ``"read"`` or ``"write"``.
         folders: folders for the files, one file in each.
         size: bytes of each file, or a text such as ``"512MiB"``; default 1 GiB.
-        block_bytes: largest single transfer, in bytes or as text; default 2 MiB.
-        queue_depth: transfers in flight per worker; default 128.
+        block_bytes: maximum bytes of an op, in bytes or as text; default 2 MiB.
+        queue_depth: ops in flight per worker; default 128.
         workers: threads that submit; default one per CPU, at most 4.
         backend: the backend; default the first that works.
-        submit: ``"single"`` submits each transfer with its own system call.
+        submit: ``"single"`` submits each op with its own system call.
         direct: whether to bypass the page cache.
         memory: pinned, or pageable like ``torch.empty``.
         gpu: the GPU that holds the memory instead of the host; ``0`` is the first.

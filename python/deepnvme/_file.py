@@ -13,6 +13,7 @@ from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
 from deepnvme._utils.arguments import WHOLE_MAX, check_engine, whole
 from deepnvme._utils.kept_files import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import public
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -91,7 +92,7 @@ def open(  # noqa: A001
     if mode == "wb":
         return Writer(path, engine, durability)
     msg = f"mode is {mode!r}; it must be 'rb' or 'wb'"
-    raise ValueError(msg)
+    raise InvalidArgumentError(msg)
 
 
 class _FileBase(_BinaryFile, Generic[_Handle]):

@@ -2,8 +2,9 @@
 
 Every failed transfer raises an :class:`Error`, which is an :class:`OSError`. If Python has a class for the failure,
 the exception is an instance of that class as well: both ``except deepnvme.Error`` and ``except FileNotFoundError``
-catch a missing file. Unusable arguments (a sparse tensor, a list as a path) raise plain :class:`TypeError` or
-:class:`ValueError` before any I/O.
+catch a missing file. Before any I/O, an argument of the wrong type (a list as a path) raises :class:`TypeError`, a
+value outside its range :class:`InvalidArgumentError`, and a tensor that the call cannot use (a sparse one)
+:class:`ValueError`.
 
 Example::
 

@@ -29,12 +29,12 @@ use crate::{detached_requests, error, threads};
 ///     backend: I/O interface: ``"io_uring"``, ``"aio"`` (Linux native AIO), ``"threads"``, or ``"auto"`` (default):
 ///         the first of them that works here. ``probe()`` explains the choice.
 ///     workers: threads that submit and reap, 1 to 64. Default: one per CPU, at most 4.
-///     queue_depth: transfers in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
-///         bound: the depth adapts to the transfers that the device completes in 200 ms, but is at least 16.
-///     block_bytes: maximum bytes of a transfer, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
-///         2 MiB. Transfers through bounce buffers are at most 512 KiB.
-///     submit: ``"batch"`` (default) submits several transfers per system call, ``"single"`` one at a time.
-///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as a transfer completes, ``"drain"``
+///     queue_depth: ops in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
+///         bound: the depth adapts to the ops that the device completes in 200 ms, but is at least 16.
+///     block_bytes: maximum bytes of an op, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
+///         2 MiB. Ops through bounce buffers have at most 512 KiB.
+///     submit: ``"batch"`` (default) submits several ops per system call, ``"single"`` one at a time.
+///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as an op completes, ``"drain"``
 ///         once all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
 ///         if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
@@ -289,13 +289,13 @@ impl PyEngine {
         self.config.workers
     }
 
-    /// Transfers in flight per worker.
+    /// Ops in flight per worker.
     #[getter]
     fn queue_depth(&self) -> u32 {
         self.config.queue_depth
     }
 
-    /// Maximum bytes of a transfer.
+    /// Maximum bytes of an op.
     #[getter]
     fn block_bytes(&self) -> u64 {
         self.config.block_bytes

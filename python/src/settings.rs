@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use deepnvme_io::op::Direction;
 use deepnvme_io::size::{self, SIZE_FORMS, SIZE_MAX};
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
-use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyString};
 
@@ -129,7 +129,8 @@ pub(crate) fn direct_word(mode: DirectMode) -> &'static str {
 }
 
 fn unknown(name: &str, word: &str, words: &str) -> PyErr {
-    PyValueError::new_err(format!("{name} is {word:?}; it must be {words}"))
+    let text = format!("{name} is {word:?}; it must be {words}");
+    Python::attach(|py| error::plain(py, "InvalidArgumentError", text))
 }
 
 /// Largest allowed whole number: no file or memory has more bytes.

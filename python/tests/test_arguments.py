@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,28 @@ def test_all_sizes_of_the_engine_take_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"block_bytes is 64000; .*multiple of 4096"):
         deepnvme.Engine(block_bytes="64KB")
     assert deepnvme.StripeSet([tmp_path / "a", tmp_path / "b"], stripe_bytes="64K").stripe_bytes == 64 << 10
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: deepnvme.Engine(backend="disk"),  # type: ignore[arg-type]
+        lambda: deepnvme.Engine(direct="never"),  # type: ignore[arg-type]
+        lambda: deepnvme.write(np.ones(1), "x", durability="fsync"),  # type: ignore[arg-type]
+        lambda: deepnvme.open("x", "r+"),
+        lambda: deepnvme.Checkpointer("x", format="zip"),  # type: ignore[arg-type]
+        lambda: deepnvme.Checkpointer("x", layout="one"),  # type: ignore[arg-type]
+    ],
+)
+def test_unknown_words_are_an_error_of_the_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Callable[[], object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(deepnvme.errors.InvalidArgumentError, match="it must be "):
+        call()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_number_without_an_upper_limit_names_the_lower_one() -> None:
+    with pytest.raises(ValueError, match=r"keep .* is 0; it must be a whole number of at least 1$"):
+        deepnvme.Checkpointer("x", keep=0)

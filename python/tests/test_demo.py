@@ -95,12 +95,15 @@ def test_the_state_dict_is_as_large_as_asked_and_random() -> None:
     assert torch.bincount(sample.long(), minlength=256).min() > 250
 
 
-def test_the_ratio_is_the_median_of_the_rounds() -> None:
+def test_the_rates_and_the_ratio_are_those_of_the_round_with_the_median_ratio() -> None:
     one = Comparison("save", "GB/s", "torch", theirs=[1.0, 2.0, 4.0], ours=[2.0, 2.0, 12.0])
     assert one.ratio == 2.0
+    unsteady = Comparison("load", "GB/s", "torch", theirs=[1.0, 1.65, 4.0], ours=[1.5, 1.3, 8.0])
+    assert unsteady.ratio == 1.5
+    assert output.table([unsteady]).splitlines()[1].split() == ["load", "torch", "1.00", "1.50", "GB/s", "1.5x"]
     missing = Comparison("generate", "tokens/s", "accelerate", missing="pip install accelerate")
     shown = output.table([one, missing])
-    assert shown.splitlines()[1].split() == ["save", "torch", "2.00", "2.00", "GB/s", "2.0x"]
+    assert shown.splitlines()[1].split() == ["save", "torch", "1.00", "2.00", "GB/s", "2.0x"]
     assert "not measured: pip install accelerate" in shown
 
 

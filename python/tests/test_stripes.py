@@ -79,6 +79,15 @@ def test_the_manifest_names_the_set(parts: list[Path], random_bytes: RandomBytes
         deepnvme.StripeSet.from_manifest(stripes.manifest_path)
 
 
+def test_the_name_of_the_first_part_leads_to_the_manifest(parts: list[Path]) -> None:
+    deepnvme.save({"a": torch.ones(3)}, deepnvme.StripeSet(parts))
+    for call in (deepnvme.load, lambda path: deepnvme.read(np.empty(1), path)):
+        with pytest.raises(
+            errors.NotFoundError, match=r"part\.stripes\.json is the manifest of a stripe set; open that"
+        ):
+            call(parts[0])
+
+
 def test_a_set_is_a_value() -> None:
     first, same = deepnvme.StripeSet(["a", "b"]), deepnvme.StripeSet([Path("a"), b"b"])
     other = deepnvme.StripeSet(["a", "b"], stripe_bytes=4096)

@@ -16,7 +16,7 @@ const SEARCH: LibrarySearch = LibrarySearch {
     variable: "DEEPNVME_LIBCUDA",
     names: &["libcuda.so.1", "libcuda.so"],
     search_wheels: false,
-    remedy: "install the NVIDIA driver, and in a container start it with its GPUs (docker run --gpus all)",
+    remedy: "if this machine has an NVIDIA GPU, install its driver; start a container with its GPUs (docker run --gpus all)",
 };
 
 /// Declares the table of functions with their symbols and types.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_io::fs::{self, FileKind};
-use deepnvme_io::{Access, DirectMode, Error, ErrorKind, OpenOptions, Result, TensorFile};
+use deepnvme_io::{Access, DirectMode, Error, ErrorKind, OpenOptions, Result, TensorFile, display};
 
 use crate::stripe_set::{MANIFEST_SUFFIX, StripeSet};
 
@@ -68,7 +68,7 @@ impl<P: Into<PathBuf>> From<P> for Target {
 pub fn open(target: &Target, options: OpenOptions) -> Result<Arc<TensorFile>> {
     match target {
         Target::Path(path) if is_manifest(path) => open_manifest(path, options),
-        Target::Path(path) => TensorFile::open(path, options),
+        Target::Path(path) => TensorFile::open(path, options).map_err(|error| name_manifest(error, path)),
         Target::Stripes(set) => open_stripes(set, options),
     }
 }
@@ -133,6 +133,17 @@ fn open_listed(
     }
     let detail = "the set was replaced again and again while it was being opened; open it again";
     Err(Error::new(ErrorKind::Busy, "open", detail).at_path(manifest))
+}
+
+/// Names the manifest of a stripe set if the missing file is the name of the set's first part.
+fn name_manifest(error: Error, path: &Path) -> Error {
+    let mut manifest = path.as_os_str().to_owned();
+    manifest.push(MANIFEST_SUFFIX);
+    if error.kind() != ErrorKind::NotFound || !is_manifest(Path::new(&manifest)) {
+        return error;
+    }
+    let detail = format!("{} is the manifest of a stripe set; open that", display::path(Path::new(&manifest)));
+    error.because(detail)
 }
 
 fn is_manifest(path: &Path) -> bool {

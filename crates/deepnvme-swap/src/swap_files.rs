@@ -141,11 +141,12 @@ impl Drop for SwapFiles {
     }
 }
 
-/// Creates a file in the folder. Returns its path, a descriptor, and its name if it keeps one.
+/// Creates a file in the folder. Returns its path (of a file without a name: the folder), a descriptor, and its name if it
+/// keeps one.
 fn create(folder: &Path, is_named: bool) -> Result<(PathBuf, OwnedFd, Option<Temporary>)> {
     let refused = |error: IoError| error.at_path(folder);
     if !is_named && let Ok(fd) = fs::open_unnamed(folder) {
-        return Ok((folder.join(format!("{NAME_PREFIX}unnamed")), fd, None));
+        return Ok((folder.to_path_buf(), fd, None));
     }
     let file = Temporary::new(&folder.join(STEM)).map_err(refused)?;
     let again = fs::reopen(file.file(), OFlags::RDWR);
@@ -176,6 +177,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let files = files(folder.path(), false);
         assert!(files.preallocate(100_000).unwrap() >= 100_000 && names(folder.path()).is_empty());
+        assert_eq!(files.file.path(), folder.path(), "an error names what the user can find");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::path::Path;
 use deepnvme_file::replace::replace_small;
 use deepnvme_file::{Replacement, Target};
 use deepnvme_io::trace::Recorded;
-use deepnvme_io::{Error, Result};
+use deepnvme_io::{Error, ErrorKind, Result};
 
 mod charts;
 mod chrome;
@@ -60,7 +60,12 @@ impl Form {
         match path.extension().and_then(|ending| ending.to_str()) {
             Some("json") => Ok(Self::Chrome),
             Some("html") => Ok(Self::Html),
-            _ => Err(Error::invalid("the name of a trace must end in .json (for Perfetto) or .html").at_path(path)),
+            _ => Err(Error::new(
+                ErrorKind::InvalidInput,
+                "trace to",
+                "the name of a trace must end in .json (for Perfetto) or .html",
+            )
+            .at_path(path)),
         }
     }
 }

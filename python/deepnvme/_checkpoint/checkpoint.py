@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import __version__, _checkpoint_paths, _crc64, _crc64_of_all
@@ -75,21 +75,21 @@ class Checkpoint:
     """The size in bytes, of all files together."""
     time: str
     """When it was saved, as ISO 8601 in UTC."""
-    index_offset: int
+    index_offset: int = field(repr=False)
     """Offset of the index in the file. The index contains names, sizes and any checksums."""
-    index_nbytes: int
+    index_nbytes: int = field(repr=False)
     """Size of the index in bytes."""
-    index_crc64: str
+    index_crc64: str = field(repr=False)
     """CRC-64/NVME of the index. With checksums, files whose tensors differ also differ here (except with a chance of
     one in 2**64). Without them, the index of an archive contains CRC-32s of its records, and that of a safetensors
     file only names, dtypes and sizes."""
-    torch: str
+    torch: str = field(repr=False)
     """The torch version that saved it."""
-    deepnvme: str
+    deepnvme: str = field(repr=False)
     """The deepnvme version that saved it."""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = field(default=(), repr=False)
     """The part files in order, if there are several."""
-    written_ns: int | None = None
+    written_ns: int | None = field(default=None, repr=False)
     """The latest modification time of its files after the save, in nanoseconds since 1970. A file with a later one is
     kept when the checkpoint is retired. ``None`` for parts, which have their own."""
 

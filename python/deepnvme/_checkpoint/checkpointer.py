@@ -69,7 +69,7 @@ class Checkpointer:
 
     With ``torch.distributed``, every process makes a Checkpointer and calls ``save`` with the same step. Each writes
     its own byte range of a replicated state. A state with DTensors becomes a folder, and is restored with ``into``.
-    Close the Checkpointer before ``destroy_process_group``. See `docs/how-to/distributed.md`.
+    Close the Checkpointer before ``destroy_process_group``.
 
     Args:
         folder: where to save; created if missing.
@@ -124,10 +124,10 @@ class Checkpointer:
     ) -> None:
         if format not in ("pt", "safetensors"):
             msg = f"format is {format!r}; it must be 'pt' or 'safetensors'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         if layout not in ("file", "parts"):
             msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
         memory = None if memory is None else parse_bytes(memory)
         if writers_per_node is not None:
@@ -342,7 +342,7 @@ class Checkpointer:
                 f"{found.path} is sharded: each process saved its parts of the tensors. Call restore(into=state) with "
                 "the sharded state of this process; the only other options are engine and verify"
             )
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
 
         rest = {name: value for name, value in options.items() if name != "into"}

@@ -60,7 +60,8 @@ def load(
         device: where the tensors go, as ``str``, index of a GPU, or ``torch.device``. Default: host memory, whatever
             device they were saved from. ``"meta"`` reads no tensor.
         only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Each must match
-            a tensor. Entries of dicts that none of them matches are omitted. Default: everything.
+            a tensor. Tensors that none of them matches are omitted, and containers that lose all their tensors. Other
+            values stay. Default: everything.
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled.
@@ -116,10 +117,10 @@ def load(
     place, restore_location = _destination(device, map_location)
     if pin_memory and (into is not None or place.type != "cpu"):
         msg = "pin_memory is for host memory that load allocates; omit it with into, and with another device"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     if restore_location is not None and (into is not None or lazy or pin_memory):
         msg = "a map_location that chooses the device of each storage excludes into, lazy and pin_memory"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     report = progress_callback(progress, "loading", path)
     request = LoadRequest(path, place, _patterns(only), verify, engine, report, pin_memory, restore_location)
     if into is not None:
@@ -154,10 +155,10 @@ def _check_combination(into: object, only: object, *, lazy: bool, cast: bool) ->
     """Refuse arguments that contradict each other."""
     if sum((into is not None, only is not None, lazy)) > 1 and not (only is not None and lazy):
         msg = "into, only and lazy cannot be combined, except lazy with only; choose one"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     if cast and into is None:
         msg = "cast needs into; without it, use tensor.to(dtype)"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     if into is not None and not isinstance(into, Mapping | list | tuple):
         remedy = "; pass model.state_dict()" if hasattr(into, "state_dict") else ""
         msg = f"into must be a state of nested dicts, lists and tensors, not {type(into).__name__}{remedy}"
@@ -172,7 +173,7 @@ def _destination(device: Any, map_location: Any) -> tuple[torch.device, _Restore
         return checked_device(device), None
     if device != "cpu":
         msg = "device and map_location mean the same; pass one of them"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     if isinstance(map_location, str | int | torch.device):
         return checked_device(map_location, "map_location"), None
     if not callable(map_location) and not isinstance(map_location, Mapping):

@@ -110,7 +110,7 @@ def _refusal(path: object, full: str) -> str:
         )
     if full.split(".", maxsplit=1)[0] == "numpy":
         return _numpy_refusal(path, full)
-    short = full.removeprefix("builtins.")
+    short = full.removeprefix("builtins.").removeprefix("__main__.")
     return (
         f"{path}: the file asks for {full}, which is not known to be safe, and was not loaded. If you trust the author "
         f"of the file and know what {short} does, allow it: torch.serialization.add_safe_globals([{short}])"

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     _Report: TypeAlias = Callable[[int, int], object] | None
 
 SAFETENSORS_SUFFIX = ".safetensors"
+_NUMPY_REMEDY = "convert it: torch.from_numpy(array) of an array, torch.tensor(number) of a number"
 _SAFETENSORS_ONLY = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
 # Metadata about the file itself: its checksums, and how its weights are packed.
 _RESERVED_PREFIX = "deepnvme."
@@ -108,7 +109,7 @@ def save(
     if isinstance(path, StripeSet):
         if shard_bytes_max is not None:
             msg = "a stripe set is one file on several disks already; leave max_shard_bytes out"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         before = parts_listed(path)
         nbytes = _save_file(obj, path, options, metadata, report)
         warn_of_kept_parts(path, before)
@@ -116,7 +117,7 @@ def save(
     _refuse_list_name(path)
     if not is_safetensors(path):
         if shard_bytes_max is not None:
-            raise ValueError(_SAFETENSORS_ONLY)
+            raise InvalidArgumentError(_SAFETENSORS_ONLY)
         return _save_file(obj, path, options, metadata, report)
     from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
@@ -136,8 +137,19 @@ def save(
     return save_shards(name, tensors, shard_bytes_max, plan, report)
 
 
+def save_without_warnings(obj: object, path: str | os.PathLike[str]) -> None:
+    """Save a file for a library that loads it itself, also if it has values that ``load`` refuses."""
+    _save_file(obj, path, SaveOptions(), None, None, warns=False)
+
+
 def _save_file(
-    obj: object, path: _Path, options: SaveOptions, metadata: Mapping[str, str] | None, report: _Report
+    obj: object,
+    path: _Path,
+    options: SaveOptions,
+    metadata: Mapping[str, str] | None,
+    report: _Report,
+    *,
+    warns: bool = True,
 ) -> int:
     """Save one file, in the format of its name."""
     require_torch("save")
@@ -145,9 +157,9 @@ def _save_file(
     if is_safetensors(path):
         saving = start_safetensors(path, describe_tensors(obj), options, _metadata_entries(metadata))
     elif metadata is not None:
-        raise ValueError(_SAFETENSORS_ONLY)
+        raise InvalidArgumentError(_SAFETENSORS_ONLY)
     else:
-        saving = start_archive(obj, path, options, warns=True)
+        saving = start_archive(obj, path, options, warns=warns)
     return saving.wait(report, True)[0]
 
 
@@ -256,7 +268,8 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
     for name, tensor in obj.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
-            msg = f"a safetensors file holds names and tensors, and this has {what}; leave it out, or save a .pt file"
+            remedy = _NUMPY_REMEDY if type(tensor).__module__ == "numpy" else "leave it out, or save a .pt file"
+            msg = f"a safetensors file holds names and tensors, and this has {what}; {remedy}"
             raise TypeError(msg)
         _check_utf8(name, "a tensor's name")
         if tensor.is_nested:

@@ -52,7 +52,7 @@ def _run(options: dict[str, Any]) -> int:
     picture = folder / PICTURE
     output.write_picture(picture, compared)
     tell("\n" + output.table(compared))
-    tell("\nMedians of alternating rounds. Every result was compared bit for bit. A save ends on the device.")
+    tell("\nEach row is the round with the median ratio. Every result was compared bit for bit. A save ends on disk.")
     tell("Files leave the page cache before they are read; accelerate's before each token, as if memory were full.")
     tell(f"{backend} moved the bytes. Picture: {picture}. Done in {time.monotonic() - began:.0f} s.")
     if options["json"]:

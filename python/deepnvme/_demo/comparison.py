@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 
 @dataclass
@@ -21,9 +21,17 @@ class Comparison:
     """The reason why the work was not measured."""
 
     @property
+    def middle_round(self) -> tuple[float, float]:
+        """Their rate and ours in the round with the median ratio; of two such rounds, in the one that favours them."""
+        rounds = list(zip(self.theirs, self.ours, strict=True))
+        ratios = [ours / theirs for theirs, ours in rounds]
+        return rounds[ratios.index(median_low(ratios))]
+
+    @property
     def ratio(self) -> float:
         """Our rate in units of theirs: the median of the rounds' ratios."""
-        return median(ours / theirs for ours, theirs in zip(self.ours, self.theirs, strict=True))
+        theirs, ours = self.middle_round
+        return ours / theirs
 
     def to_dict(self) -> dict[str, object]:
         """Return the fields except the note, and the ratio, ready for JSON."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import sys
 from html import escape
-from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -42,13 +41,13 @@ class StepProgress:
 
 
 def table(comparisons: list[Comparison]) -> str:
-    """Return the medians of both tools, and the median of the rounds' ratios."""
+    """Return both rates of the round with the median ratio, and that ratio."""
     rows = [f"{'':<15}{'today':<18}{'rate':>8}{'deepnvme':>10}  {'':<18}{'ratio':>6}".rstrip()]
     for one in comparisons:
         if one.missing:
             rows.append(f"{one.work:<15}{one.tool:<18}  not measured: {one.missing}")
             continue
-        theirs, ours = _number(median(one.theirs)), _number(median(one.ours))
+        theirs, ours = map(_number, one.middle_round)
         rows.append(f"{one.work:<15}{one.tool:<18}{theirs:>8}{ours:>10}  {one.unit:<18}{one.ratio:>5.1f}x")
     notes = [f"  {one.work}: {one.note}" for one in comparisons if one.note]
     return "\n".join([*rows, *notes])
@@ -59,7 +58,7 @@ def _number(value: float) -> str:
 
 
 def write_picture(path: Path, comparisons: list[Comparison]) -> None:
-    """Write bars of the median rates as SVG. Each pair has its own scale."""
+    """Write bars of the rates in the table as SVG. Each pair has its own scale."""
     shown = [one for one in comparisons if not one.missing]
     width, height = _LEFT_PX + _WIDTH_PX, _HEAD_PX + _ROW_PX * len(shown)
     parts = [
@@ -69,7 +68,7 @@ def write_picture(path: Path, comparisons: list[Comparison]) -> None:
     ]
     for index, one in enumerate(shown):
         top = _HEAD_PX + index * _ROW_PX
-        theirs, ours = median(one.theirs), median(one.ours)
+        theirs, ours = one.middle_round
         scale = (_WIDTH_PX - 240) / max(theirs, ours)
         parts.append(f'<text x="12" y="{top + 26}">{escape(one.work)}</text>')
         bars = ((theirs, "#b0b7c3", one.tool), (ours, "#2f6fdf", "deepnvme"))

@@ -164,8 +164,8 @@ class ParameterOffload:
 
         Raises:
             ClosedError: the optimizer or the offloading was closed.
-            UnsupportedError: the optimizer treats parameters together, is already attached, or has ``max_norm`` and
-                is attached with ``in_backward``.
+            deepnvme.errors.UnsupportedError: the optimizer treats parameters together, is already attached, or has
+                ``max_norm`` and is attached with ``in_backward``.
             ValueError: it has none of the model's parameters.
         """
         self._check_open()
@@ -455,7 +455,7 @@ def offload_parameters(
 
     Raises:
         MemoryError: one block needs more memory, or the machine has less.
-        UnsupportedError: the model cannot be offloaded; the message states why.
+        deepnvme.errors.UnsupportedError: the model cannot be offloaded; the message states why.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])

@@ -10,6 +10,7 @@ from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_ten
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -36,7 +37,7 @@ class ShardSaver:
         """Write all files. Return their total bytes."""
         if not is_safetensors(path):
             msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         tell = progress_callback(progress, "saving", path)
 
         def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:

@@ -351,11 +351,11 @@ def stream(
 
     Raises:
         MemoryError: the largest layer needs more memory; the message states how much is enough.
-        UnsupportedError: the model cannot be streamed; the message states why.
-        DeviceError: ``device`` names a GPU that torch cannot use here.
-        NotFoundError: the folder does not exist or has no weights.
-        ChecksumError: the bytes differ from those that were saved.
-        CorruptFileError: a file is truncated or damaged, or lacks a tensor that its index lists.
+        deepnvme.errors.UnsupportedError: the model cannot be streamed, or a module comes without ``weights``.
+        deepnvme.errors.DeviceError: ``device`` names a GPU that torch cannot use here.
+        deepnvme.errors.NotFoundError: the folder does not exist or has no weights.
+        deepnvme.errors.ChecksumError: the bytes differ from those that were saved.
+        deepnvme.errors.CorruptFileError: a file is truncated or damaged, or lacks a tensor that its index lists.
 
     Example:
         With a module; ``deepnvme.stream("llama-3-70b", memory="16GB")`` does the same for a folder.

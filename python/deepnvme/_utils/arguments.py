@@ -34,7 +34,9 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
         number = None
     if number is not None and low <= number <= high:
         return number
-    text = f"{name} is {_shown(value)}; it must be a whole number between {low} and {high}"
+    # The largest number of all tells nobody anything.
+    limits = f"of at least {low}" if high == WHOLE_MAX else f"between {low} and {high}"
+    text = f"{name} is {_shown(value)}; it must be a whole number {limits}"
     if number is None:
         raise TypeError(text)
     raise InvalidArgumentError(text)

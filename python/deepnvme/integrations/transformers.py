@@ -139,10 +139,11 @@ def _load_tensors(filename: str | os.PathLike[str], device: Any = "cpu", **_back
 def _save_object(obj: object, f: Any, *arguments: Any, **keywords: Any) -> None:
     import torch  # noqa: PLC0415
 
-    from deepnvme._checkpoint.save import save  # noqa: PLC0415
+    from deepnvme._checkpoint.save import save_without_warnings  # noqa: PLC0415
 
     if isinstance(f, str | os.PathLike):
-        save(obj, f, progress=False)
+        # transformers allows the classes of these files when it loads them.
+        save_without_warnings(obj, f)
     else:
         torch.save(obj, f, *arguments, **keywords)
 

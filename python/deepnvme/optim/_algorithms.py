@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from deepnvme._utils.public import public_in
+from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._optimizer import ParamGroup, scalars
 from deepnvme.optim._state_dict import KernelOptimizer
 
@@ -172,10 +173,10 @@ class _Lion(torch.optim.Optimizer):
         for name, value in (("lr", lr), ("weight_decay", weight_decay)):
             if not value >= 0.0:
                 msg = f"{name} is {value}; it must be zero or more"
-                raise ValueError(msg)
+                raise InvalidArgumentError(msg)
         if not all(0.0 <= beta < 1.0 for beta in betas):
             msg = f"betas are {betas}; they must be from 0 to below 1"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize})
 
 

@@ -9,6 +9,7 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import FORMATS, FP32, StateKind
 from deepnvme.optim._gradients import SwappedGradient
 from deepnvme.optim._plan import StepPlans
@@ -48,13 +49,13 @@ class OptimizerBase(torch.optim.Optimizer):
     ) -> None:
         if (swap_dir is None) != (memory is None):
             msg = "state on disk needs both a folder and a memory limit: swap_dir='/mnt/nvme', memory='4GB'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         if swap_gradients and swap_dir is None:
             msg = "swap_gradients needs a folder: swap_dir='/mnt/nvme', memory='4GB'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         if moments not in FORMATS:
             msg = f"moments is {moments!r}; it must be 'fp32', 'bf16' or '8bit'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         threads, seed = whole(threads, "threads", 0, 256), whole(seed, "seed", -WHOLE_MAX)
         super().__init__(*arguments, **settings)
         self._options: dict[str, Any] = {

@@ -233,7 +233,7 @@ def _resolve_shards(optimizer: SteppingOptimizer, shards: Shards | None) -> Shar
     missing = sum(param not in shards for param in params)
     if missing:
         msg = f"shards has no name for {missing} of {len(params)} parameters; name each parameter of the optimizer"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     return {param: shards[param] for param in params}
 
 
@@ -246,7 +246,7 @@ def _check_files(optimizer: SteppingOptimizer, files: Sequence[StateFile], shard
     """Refuse files of another optimizer or model."""
     if not files:
         msg = "no file was given; pass at least one path"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     wanted = len(optimizer.param_groups)
     for saved in files:
         if saved.optimizer != _name(optimizer):

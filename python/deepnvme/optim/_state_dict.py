@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._utils.arguments import path_of
+from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim import _save_load
 from deepnvme.optim._optimizer import SHORT
 from deepnvme.optim._state_store import stride_of, without_scales
@@ -133,7 +134,7 @@ class KernelOptimizer(SteppingOptimizer):
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         found = _save_load.load(self, self._on_disk(), [path_of(one) for one in paths], shards, verify)
         self._progress, self._is_half_loaded = None, False
         return found

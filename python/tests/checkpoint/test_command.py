@@ -142,6 +142,22 @@ def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
     assert run("verify")[0] == 2
 
 
+def test_verify_shows_no_speed_of_a_small_file(tmp_path: Path) -> None:
+    deepnvme.save({"step": 1}, tmp_path / "scheduler.pt")
+    deepnvme.save({"a": torch.ones(3)}, tmp_path / "small.pt")
+    status, out, _ = run("verify", tmp_path / "scheduler.pt", tmp_path / "small.pt")
+    assert status == 0
+    assert "scheduler.pt: metadata compared; it has no bytes of tensors\n" in out
+    assert "small.pt: 12 bytes compared\n" in out
+
+
+def test_verify_of_a_trainers_folder_names_its_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-2").mkdir()
+    status, _, err = run("verify", tmp_path)
+    assert status == 1
+    assert "or name its checkpoints: checkpoint-*" in err
+
+
 @pytest.mark.parametrize("order", ["same", "reversed"])
 def test_an_archive_that_another_program_wrote_anew(tmp_path: Path, state: dict[str, torch.Tensor], order: str) -> None:
     """Its tensors can still be compared, but nothing verifies the offsets of its records."""

@@ -89,6 +89,11 @@ def test_a_dotted_name_is_not_looked_up(tmp_path: Path) -> None:
         deepnvme.load(archive(tmp_path / "x.pt", data))
 
 
+def test_the_advice_names_a_class_of_the_main_program_as_that_program_does(tmp_path: Path) -> None:
+    with pytest.raises(errors.UnsafeFileError, match=r"add_safe_globals\(\[Foo\]\)"):
+        deepnvme.load(archive(tmp_path / "x.pt", b"\x80\x02c__main__\nFoo\n."))
+
+
 def test_allowed_globals_are_built(tmp_path: Path) -> None:
     torch.save({"x": Harmless()}, tmp_path / "x.pt")
     with pytest.raises(errors.UnsafeFileError, match=r"add_safe_globals\(\["):
@@ -347,7 +352,7 @@ def test_full_verification_needs_checksums(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [(b"", "empty"), (b"\x80\x02N.", "bare pickle"), (b"GGUF" + bytes(20), "GGUF"), (b"hello", "neither"),
+    [(b"\x80\x02N.", "bare pickle"), (b"GGUF" + bytes(20), "GGUF"), (b"once upon a time", "neither"),
      (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "old format")],
 )  # fmt: skip
 def test_other_files_are_named(tmp_path: Path, content: bytes, word: str) -> None:

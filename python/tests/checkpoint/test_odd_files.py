@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint.state_dict_saver as dcp
 
 import deepnvme
 from deepnvme import errors, optim
 from deepnvme._deepnvme import _run_command
-from deepnvme.integrations.dcp import DeepnvmeReader
+from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 
 DEADLINE_S = 60
 
@@ -193,3 +194,28 @@ def test_verify_goes_on_after_a_checkpoint_that_is_something_else(
     assert files[path.name]["verdict"] == "damaged"
     with pytest.raises(errors.Error, match=path.name):
         checkpointer.restore(1)
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
+@pytest.mark.parametrize("left", [0, 3, 9])
+def test_a_file_that_was_cut_to_almost_nothing_is_corrupt(tmp_path: Path, name: str, left: int) -> None:
+    path = tmp_path / name
+    deepnvme.save({"a": torch.ones(2)}, path)
+    os.truncate(path, left)
+    with pytest.raises(errors.CorruptFileError, match="write it again"):
+        deepnvme.load(path)
+
+
+@pytest.mark.parametrize("head", [b"GGUF", b"\x80\x02}q", b"once upon a time"])
+def test_a_file_of_another_kind_is_unsupported(tmp_path: Path, head: bytes) -> None:
+    (tmp_path / "x").write_bytes(head)
+    with pytest.raises(errors.UnsupportedError):
+        deepnvme.load(tmp_path / "x")
+
+
+def test_a_sharded_checkpoint_names_its_reader(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    dcp.save({"a": torch.ones(2)}, storage_writer=DeepnvmeWriter(tmp_path / "shards"), no_dist=True)
+    with pytest.raises(errors.NotFoundError, match=r"sharded checkpoint .*DeepnvmeReader"):
+        deepnvme.load(tmp_path / "shards")
+    assert _run_command(["convert", str(tmp_path / "shards"), str(tmp_path / "x.pt")]) != 0
+    assert "DeepnvmeReader" in capfd.readouterr().err

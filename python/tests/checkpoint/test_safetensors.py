@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import torch
@@ -87,6 +88,7 @@ def test_metadata_and_lazy_readers(tmp_path: Path) -> None:
     [
         ([1], "dict"),
         ({"a": 1}, "int"),
+        ({"a": np.ones(3)}, r"convert it: torch\.from_numpy"),
         ({1: torch.ones(1)}, "1"),
         ({"a": torch.ones(1, dtype=torch.complex128)}, "complex128"),
     ],

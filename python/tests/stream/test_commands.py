@@ -256,3 +256,21 @@ def test_progress_is_for_terminals(monkeypatch: pytest.MonkeyPatch, is_terminal:
     assert last.endswith(" tokens/s \x1b[K"), "and nothing of a longer one before it"
     progress.clear()
     assert shown.getvalue().endswith("\r\x1b[K"), "what comes then has the line for itself"
+
+
+def test_generate_takes_the_name_of_a_model_in_the_local_cache(
+    command: Callable[..., Done], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached, commit = tmp_path / "models--org--name", "0" * 40
+    shutil.copytree(folder, cached / "snapshots" / commit)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    done = command(
+        "generate", "--model", "org/name", "--prompt", PROMPTS[0], "--memory", "8MB", "--max-new-tokens", "4"
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip("\n") == in_memory(folder, PROMPTS[0], 4)
+    done = command("generate", "--model", "org/other", "--prompt", PROMPTS[0], "--memory", "8MB")
+    assert done.returncode == 1
+    assert "hf download org/other" in done.stderr

@@ -324,6 +324,13 @@ fn in_folder(folder: &Path) -> Result<Found> {
             return Ok(found);
         }
     }
+    if fs::exists(&folder.join(SHARDS_LIST)).unwrap_or(false) {
+        let text = format!(
+            "this is a sharded checkpoint ({SHARDS_LIST}): load it with dcp.load and DeepnvmeReader, or with \
+             deepnvme.Checkpointer(...).restore(into=...)"
+        );
+        return Err(IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into());
+    }
     // The folder of a `Checkpointer`, which keeps several checkpoints.
     let remedy = match fs::exists(&folder.join(MANIFEST)) {
         Ok(true) => "restore one with deepnvme.Checkpointer(folder).restore(), or name a file in it",

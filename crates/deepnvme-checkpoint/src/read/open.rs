@@ -388,10 +388,14 @@ fn describe_zip(directory: &Directory) -> FormatError {
     FormatError::Unsupported(text.into())
 }
 
+/// The bytes of the smallest checkpoint: a safetensors file with the header `{}`.
+const CHECKPOINT_BYTES_MIN: u64 = 10;
+
 /// Describes a file that is neither an archive nor safetensors.
 fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
     let text = if file_bytes == 0 {
-        "the file is empty, perhaps since its writer was interrupted; restore it from a copy, or write it again"
+        let what = "the file is empty, perhaps since its writer was interrupted".into();
+        return FormatError::Corrupt { offset: 0, what };
     } else if head.starts_with(b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19") {
         "this is a torch file of the old format (before torch 1.6, or _use_new_zipfile_serialization=False); load it with \
          torch.load and save it with deepnvme.save"
@@ -401,6 +405,9 @@ fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
         "this is a GGUF file, which deepnvme does not read"
     } else if head.starts_with(b"\x89HDF") {
         "this is an HDF5 file; load it with h5py"
+    } else if file_bytes < CHECKPOINT_BYTES_MIN {
+        let what = format!("the file has only {file_bytes} bytes, perhaps since it was cut");
+        return FormatError::Corrupt { offset: 0, what };
     } else {
         "this is neither a torch archive nor a safetensors file"
     };

@@ -36,10 +36,10 @@ pub(crate) struct BenchArguments {
     /// Bytes of each file
     #[arg(long, value_parser = parse_bytes, default_value = "1G", alias = "io-size")]
     pub(crate) size: u64,
-    /// Largest single transfer [default: 2M]
+    /// Maximum bytes of an op [default: 2M]
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub(crate) block_bytes: Option<u64>,
-    /// Transfers in flight per worker [default: 128]
+    /// Ops in flight per worker [default: 128]
     #[arg(long)]
     pub(crate) queue_depth: Option<u32>,
     /// Threads that submit and reap [default: one per CPU, at most 4]
@@ -48,7 +48,7 @@ pub(crate) struct BenchArguments {
     /// Backend
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) backend: Backend,
-    /// Transfers per system call
+    /// Ops per system call
     #[arg(long, value_enum, default_value = "batch")]
     pub(crate) submit: Submit,
     /// Whether to bypass the page cache

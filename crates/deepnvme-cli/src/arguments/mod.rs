@@ -86,7 +86,8 @@ pub(crate) enum Command {
   deepnvme report /mnt/a /mnt/b          diagnose two folders for data
   deepnvme report --json | jq .findings
 
-A finding is broken (does not work), slow (could be faster) or a note. The line after > is its remedy.")]
+A finding is broken (does not work), slow (could be faster) or a note. The line after > is its remedy.
+Exit status: 0 with any findings, 1 failure, 2 usage error. Scripts read the findings with --json.")]
 pub(crate) struct ReportArguments {
     /// Folders for data [default: the current folder]
     pub(crate) folders: Vec<PathBuf>,

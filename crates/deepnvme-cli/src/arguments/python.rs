@@ -29,7 +29,7 @@ pub(crate) enum Computed {
 The weights stay on disk and are streamed through the given memory. Each byte read serves the whole batch, so larger
 batches give more tokens a second.")]
 pub(crate) struct GenerateArguments {
-    /// Hugging Face model folder: config.json, tokenizer and weights
+    /// Hugging Face model folder (config.json, tokenizer and weights), or the name of a model in the local cache
     #[arg(long)]
     #[serde(serialize_with = "exact")]
     pub(crate) model: PathBuf,
@@ -76,7 +76,8 @@ pub(crate) struct GenerateArguments {
   deepnvme demo /mnt/nvme --size 8GB
 
 Saves, loads, generates and trains beside torch and accelerate, in alternating rounds, and compares every result bit for
-bit. Needs torch; the other packages are named where they are missing: pip install 'deepnvme[demo]' has all of them.")]
+bit. Needs torch, and names other packages that are missing. pip install 'deepnvme[demo]' installs all of them, in a
+checkout pip install '.[demo]'.")]
 pub(crate) struct DemoArguments {
     /// Folder on the disk to show; only a picture stays there
     #[arg(default_value = ".")]

@@ -1,6 +1,6 @@
 //! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -118,6 +118,13 @@ fn is_checkpoint(name: &OsStr) -> bool {
     !name.as_os_str().as_encoded_bytes().starts_with(b".") && ENDINGS.contains(&ending)
 }
 
+/// The start of the names that a `Trainer` of transformers gives its checkpoints, which are folders.
+const TRAINER_PREFIX: &str = "checkpoint-";
+
+fn is_of_trainer(name: &OsString) -> bool {
+    name.as_encoded_bytes().starts_with(TRAINER_PREFIX.as_bytes())
+}
+
 /// An engine for files with direct I/O, and one for the others.
 struct Engines {
     direct: Arc<Engine>,
@@ -208,7 +215,14 @@ impl Verifier<'_> {
             names.iter().filter(|name| is_checkpoint(name)).map(|it| folder.join(it)).collect();
         others.retain(|path| fs::stat(path).is_ok_and(|stat| stat.kind == FileKind::File));
         if others.is_empty() {
-            return model;
+            return model.map_err(|error| match error {
+                // Such as the output folder of a `Trainer`.
+                Error::Engine(error) if error.kind() == ErrorKind::NotFound && names.iter().any(is_of_trainer) => {
+                    let detail = format!("{}; or name its checkpoints: {TRAINER_PREFIX}*", error.detail());
+                    Error::Engine(error.because(detail))
+                }
+                error => error,
+            });
         }
         others.sort();
         let mut found = match model {

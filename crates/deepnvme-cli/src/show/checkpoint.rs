@@ -98,6 +98,9 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
     out
 }
 
+/// Bytes of a file from which on the speed of its verification is shown.
+const VERIFIED_SPEED_BYTES_MIN: u64 = 1 << 20;
+
 /// Draws a line for each file, with the damage found.
 #[must_use]
 pub fn draw_verifications(files: &[Verification]) -> String {
@@ -109,13 +112,20 @@ pub fn draw_verifications(files: &[Verification]) -> String {
             Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
             Verdict::Unreadable => writeln!(out, "NOT READ {finding}"),
             Verdict::Sound => {
-                let speed = gb(file.bytes) / file.seconds.max(1e-9);
-                let (path, bytes) = (display::path(&file.path), bytes_text(file.bytes));
+                let path = display::path(&file.path);
+                let compared = match file.bytes {
+                    0 => "metadata compared; it has no bytes of tensors".into(),
+                    bytes => format!("{} compared", bytes_text(bytes)),
+                };
+                let mut speed = String::new();
+                if file.bytes >= VERIFIED_SPEED_BYTES_MIN {
+                    speed = format!(", {:.2} GB/s", gb(file.bytes) / file.seconds.max(1e-9));
+                }
                 let covered = match file.coverage {
                     Coverage::File => "",
                     _ => "; names, types and shapes have no checksum: save the file again to add one",
                 };
-                writeln!(out, "ok       {path}: {bytes} compared, {speed:.2} GB/s{covered}")
+                writeln!(out, "ok       {path}: {compared}{speed}{covered}")
             }
         };
     }

@@ -9,23 +9,36 @@ use deepnvme_stream::pack::{Estimate, LeftOut, Packed};
 /// Maximum lines about omitted files.
 const OMITTED_SHOWN_MAX: usize = 20;
 
+/// Formats two sizes in the unit of the second.
+fn in_one_unit(from: u64, to: u64) -> (String, String) {
+    let (from_text, to_text) = (bytes_text(from), bytes_text(to));
+    let unit = |text: &str| text.rsplit(' ').next().unwrap_or_default().to_owned();
+    let name = unit(&to_text);
+    let unit_bytes = match name.as_str() {
+        "KiB" => 1_u64 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        "TiB" => 1 << 40,
+        _ => return (from_text, to_text),
+    };
+    if unit(&from_text) == name {
+        return (from_text, to_text);
+    }
+    (format!("{:.2} {name}", from as f64 / unit_bytes as f64), to_text)
+}
+
 /// Draws the estimate of the gain.
 pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
     let Estimate { forms, bytes, packed_bytes, layers, file_ranges, threads, .. } = estimate;
     let fraction = |some: u64| some as f64 / (*bytes).max(1) as f64;
     let mut out = String::new();
     for (name, share) in forms {
-        let (from, to) = (bytes_text(share.bytes), bytes_text(share.packed_bytes));
+        let (from, to) = in_one_unit(share.bytes, share.packed_bytes);
         let ratio = share.packed_bytes as f64 / share.bytes.max(1) as f64;
         let _ = writeln!(out, "{name:<9} {:>5} tensors, {from} become about {to} ({ratio:.3})", share.tensors);
     }
-    let _ = writeln!(
-        out,
-        "total     {} become about {} ({:.3})",
-        bytes_text(*bytes),
-        bytes_text(*packed_bytes),
-        fraction(*packed_bytes)
-    );
+    let (from, to) = in_one_unit(*bytes, *packed_bytes);
+    let _ = writeln!(out, "total     {from} become about {to} ({:.3})", fraction(*packed_bytes));
     if *layers > 0 {
         let _ =
             writeln!(out, "layers    {layers}, each read from {file_ranges:.1} file ranges now, from 1 when packed");
@@ -66,4 +79,20 @@ pub(crate) fn draw_packed(packed: &Packed, estimate: &Estimate, seconds: f64) ->
         let _ = writeln!(out, "omitted: {more} more; --json lists all");
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_sizes_of_a_line_have_one_unit() {
+        let texts = |from, to| {
+            let (from, to) = in_one_unit(from, to);
+            [from, to]
+        };
+        assert_eq!(texts(26704 << 10, 22_775_000), ["26.08 MiB", "21.72 MiB"]);
+        assert_eq!(texts(520 << 10, 520 << 10), ["520 KiB", "520 KiB"]);
+        assert_eq!(texts(3000, 2001), ["3000 bytes", "2001 bytes"]);
+    }
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from deepnvme._utils.arguments import absolute_path_of
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +25,7 @@ class CheckpointFolder:
         """The absolute path."""
         if self.given is None:
             msg = f"no folder was given; pass a path to {self._owner}, or a checkpoint_id to {self._function}"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         return self.given
 
     def replace(self, path: str | os.PathLike[str] | None) -> None:

@@ -65,7 +65,7 @@ class DeepnvmeReader(StorageReader):
         super().__init__()
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         self._folder = CheckpointFolder(path, "DeepnvmeReader", "dcp.load")
         self._engine = engine
         self._verify = verify

@@ -90,16 +90,17 @@ def _tokenizer(transformers: Any, folder: Path) -> Any:
 def _generate(options: dict[str, Any]) -> int:
     import transformers  # noqa: PLC0415
 
+    from deepnvme._stream.huggingface import find_folder  # noqa: PLC0415
     from deepnvme._stream.streaming import stream  # noqa: PLC0415
 
     prompts = options["prompt"] or _lines_of(options["prompt_file"])
     if not prompts:
         raise ValueError(f"{options['prompt_file']} is empty; write one prompt per line")
     _quiet(transformers)
-    folder = Path(options["model"])
     if options["device"].partition(":")[0] not in {"cpu", "cuda"}:
         raise ValueError(f"--device is {options['device']}; use cpu, cuda, or cuda:1")
     checked_device(options["device"], "--device")
+    folder = find_folder(options["model"], {})
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
     check_folder(folder)
