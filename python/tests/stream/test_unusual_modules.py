@@ -202,7 +202,8 @@ def test_torch_modules_that_compute_with_the_weights_of_their_children(tmp_path:
 
 
 def test_dimensions_of_one_element_may_have_any_stride(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model: Any = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1))
+    model.to(memory_format=torch.channels_last)
     assert model[0].weight.is_contiguous() and model[0].weight.stride() == (4, 1, 4, 4)
     deepnvme.save(model.state_dict(), tmp_path / "model.pt")
     images = torch.rand(2, 4, 3, 3)
