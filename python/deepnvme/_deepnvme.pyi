@@ -1488,7 +1488,7 @@ _Part: TypeAlias = tuple[torch.Tensor, torch.Tensor, Sequence[_Moment], torch.Te
 
 @final
 class StepRecord:
-    """The parts that a step has changed, by the position of their first element, and the parameters that it has counted."""
+    """The parameter slices that a step has changed, by the position of their first element, and the counted parameters."""
 
     def __new__(cls) -> Self: ...
     def __contains__(self, first_index: int, /) -> bool: ...
@@ -1541,7 +1541,7 @@ class StepGradients:
     def __new__(cls, plan: StepPlan, state: dict[torch.Tensor, Any]) -> Self: ...
     @property
     def odd(self) -> list[list[int]]:
-        """Members of each group with gradients that only general code understands."""
+        """Members of each group whose gradients a step cannot use as they are in memory."""
     @property
     def counts(self) -> list[int]:
         """The number of the others in each group."""

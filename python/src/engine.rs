@@ -14,7 +14,7 @@ use crate::path::file_name;
 use crate::pending_request::SIGNAL_CHECK_INTERVAL;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
-use crate::settings::{self, Typed, direct_word, submit_word, window_word};
+use crate::settings::{self, RawSettings, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
@@ -82,7 +82,7 @@ impl PyEngine {
         lock_pool: bool,
         register_pool: bool,
     ) -> PyResult<Self> {
-        let config = Typed {
+        let config = RawSettings {
             backend,
             workers,
             queue_depth,
@@ -95,7 +95,7 @@ impl PyEngine {
             lock_pool,
             register_pool,
         }
-        .meaning()?;
+        .parse()?;
         Self::open(py, config)
     }
 

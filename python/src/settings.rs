@@ -7,7 +7,7 @@ use deepnvme_io::size::{self, SIZE_FORMS, SIZE_MAX};
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyString};
+use pyo3::types::{PyBool, PyInt, PyString};
 
 use crate::error;
 
@@ -17,7 +17,7 @@ pub(crate) fn settings_path() -> Option<PathBuf> {
 }
 
 /// The settings of `Engine(...)` as passed.
-pub(crate) struct Typed<'a, 'py> {
+pub(crate) struct RawSettings<'a, 'py> {
     pub(crate) backend: &'a str,
     pub(crate) workers: Option<&'a Bound<'py, PyAny>>,
     pub(crate) queue_depth: Option<&'a Bound<'py, PyAny>>,
@@ -31,9 +31,9 @@ pub(crate) struct Typed<'a, 'py> {
     pub(crate) register_pool: bool,
 }
 
-impl Typed<'_, '_> {
+impl RawSettings<'_, '_> {
     /// Parses the settings. The engine checks their ranges.
-    pub(crate) fn meaning(&self) -> PyResult<Config> {
+    pub(crate) fn parse(&self) -> PyResult<Config> {
         let defaults = Config::default();
         Ok(Config {
             backend: backend(self.backend)?,
@@ -185,12 +185,16 @@ pub(crate) fn _parse_bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64
     bytes(name, value, 1)
 }
 
-/// Formats the caller's value, shortened. Python refuses to print numbers of thousands of digits.
+/// Formats the caller's value, shortened. Python refuses to print numbers of thousands of digits, and a `__repr__` may
+/// fail.
 fn shown(value: &Bound<'_, PyAny>) -> String {
     match value.repr().map(|text| text.to_string_lossy().into_owned()) {
         Ok(text) if text.chars().count() <= SHOWN_MAX => text,
         Ok(text) => text.chars().take(SHOWN_MAX).chain("...".chars()).collect(),
-        Err(_) => "a number of thousands of digits".into(),
+        Err(_) if value.is_instance_of::<PyInt>() => "a number of thousands of digits".into(),
+        Err(_) => {
+            value.get_type().name().map_or_else(|_| "an object".into(), |name| format!("an object of type {name}"))
+        }
     }
 }
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import deepnvme
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.arguments import parse_bytes, whole
+from deepnvme.errors import InvalidArgumentError
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,21 @@ def test_invalid_sizes(text: Any) -> None:
 def test_sizes_of_other_types(value: Any) -> None:
     with pytest.raises(TypeError, match=r"memory is .*'4GB'"):
         parse_bytes(value)
+
+
+class Unprintable:
+    """A value whose ``__repr__`` fails."""
+
+    def __repr__(self) -> str:
+        raise ValueError
+
+
+@pytest.mark.parametrize("check", [parse_bytes, lambda value: whole(value, "memory")])
+def test_values_that_cannot_be_printed_are_described(check: Callable[[object], object]) -> None:
+    with pytest.raises(TypeError, match="memory is an object of type Unprintable; it must be"):
+        check(Unprintable())
+    with pytest.raises(InvalidArgumentError, match="memory is a number of thousands of digits; it must be"):
+        check(10**5000)
 
 
 def test_all_sizes_of_the_engine_take_text(tmp_path: Path) -> None:

@@ -11,8 +11,9 @@ pub trait Half {
     /// Rounds an fp32 to the nearest number, ties to even. Numbers that are too large become infinity, and a NaN stays
     /// one.
     fn narrow(bits: u32) -> u16;
-    /// Rounds an fp32 up or down at random, so that the expected value is the fp32 within the format's range. Uses at
-    /// most the lower 16 bits of `noise`.
+    /// Rounds an fp32 up or down at random, so that the expected value is the fp32 within the format's range. For
+    /// subnormals of fp16, it is the fp32 to within 2^-13 of the smallest number. Uses at most the lower 16 bits of
+    /// `noise`.
     fn narrow_stochastic(bits: u32, noise: u32) -> u16;
 }
 

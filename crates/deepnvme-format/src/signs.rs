@@ -1,4 +1,4 @@
-//! Signs that torch flips lazily, as bits of a tensor.
+//! Conjugation and negation without a change of the bytes.
 
 /// Signs that torch flips lazily: the elements are those of the storage with these signs flipped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -80,7 +80,7 @@ fn run_seed(seed: u64) -> Option<bool> {
     Some(failures > 0)
 }
 
-/// Runs a hundred seeds of faults over every backend.
+/// Runs seeds of faults, each on one of the backends.
 #[test]
 fn requests_succeed_exactly_or_report_what_was_injected() {
     let (mut clean, mut failed) = (0, 0);
@@ -236,7 +236,7 @@ fn long_requests_are_continued_too() {
                 let (stats, counts) = (engine.stats(), faults.counts());
                 assert!(counts.short > 3, "{kind:?} {offset}: {counts:?}");
                 if matches!(target.direct(), deepnvme_io::DirectState::Direct { .. }) {
-                    assert!(stats.bytes_bounced < 1 << 20, "{kind:?} {offset}: the middle went through slots");
+                    assert!(stats.bytes_bounced < 1 << 20, "{kind:?} {offset}: the middle went through bounce buffers");
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! GPU transfers through cuFile, with a fake driver: aligned units directly, ragged edges and refused transfers through
+//! GPU transfers through cuFile, with a fake driver: whole pages directly, ragged edges and refused transfers through
 //! bounce buffers.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
@@ -29,8 +29,8 @@ fn every_size_and_place_comes_back_beside_every_backend() {
             let seed = (seed as u64) << 32;
             let memory = gpu.memory(0, bytes, seed);
             if offset == 77 {
-                // In the last case, the memory and the file are misaligned differently.
-                assert_eq!(gpu.count("unaligned_io"), 0, "cuFile is asked for whole units only");
+                // Up to here, memory and file have the same alignment. In this last case they have not.
+                assert_eq!(gpu.count("unaligned_io"), 0, "cuFile gets whole pages only");
             }
             write(&engine, &file, offset, memory.region());
             assert!(on_host(&engine, &file, offset, bytes) == pattern(seed, bytes), "{backend:?} {bytes} at {offset}");
@@ -58,7 +58,7 @@ fn neighbours_of_a_ragged_write_stay() {
 }
 
 #[test]
-fn what_cufile_does_not_take_goes_through_slots() {
+fn what_cufile_does_not_take_goes_through_bounce_buffers() {
     // Strided memory, pieces, and files without direct I/O.
     let (gpu, folder, engine, file) = set_up(config(DirectMode::Preferred));
     let memory = gpu.memory(0, 1 << 20, 1);
@@ -99,7 +99,7 @@ fn what_cufile_does_not_take_goes_through_slots() {
 }
 
 #[test]
-fn a_refusal_sends_the_file_through_slots_or_ends_the_request() {
+fn a_refusal_sends_the_file_through_bounce_buffers_or_ends_the_request() {
     let (gpu, folder) = (Gpu::new(), folder());
     for window in [WindowMode::Sliding, WindowMode::Drain] {
         for (call, code) in [("cuFileWrite", 5008), ("cuFileHandleRegister", 5018), ("cuFileRead", 5034)] {
@@ -149,7 +149,7 @@ fn errors_of_the_disk_are_the_disks() {
 }
 
 #[test]
-fn without_cufile_the_request_says_so_or_goes_through_slots() {
+fn without_cufile_the_request_says_so_or_goes_through_bounce_buffers() {
     let (gpu, folder) = (Gpu::new(), folder());
     let memory = gpu.memory(0, 1 << 20, 2);
     gpu.fail("cuFileDriverOpen", 0, 5001);
@@ -184,7 +184,7 @@ fn a_write_waits_for_its_stream() {
 }
 
 #[test]
-fn blocks_are_as_large_as_cufile_takes_them_and_fit_slots_when_it_does_not() {
+fn blocks_are_as_large_as_cufile_takes_them_and_fit_bounce_buffers_when_it_does_not() {
     let (gpu, folder) = (Gpu::new(), folder());
     let sizes = |block_bytes| Config { block_bytes, queue_depth: 4, ..config(DirectMode::Preferred) };
     let bytes = 24 << 20;

@@ -196,15 +196,15 @@ fn a_long_range_that_needs_no_slot_has_large_blocks() {
     let count = |address, offset, len| {
         let segment = Segment { file: 0, item: 0, offset, len, address: Some(address), is_contiguous_gpu: false };
         let plan = BlockPlan::new(Direction::Read, &[geometry], vec![segment], sizes).unwrap();
-        let slots = blocks(&plan).iter().filter(|block| block.route == Route::Bounce).count();
-        (plan.block_count(), slots)
+        let bounced = blocks(&plan).iter().filter(|block| block.route == Route::Bounce).count();
+        (plan.block_count(), bounced)
     };
     assert_eq!(count(4096, 0, 1 << 30), (512, 0));
     assert_eq!(count(4096, 0, 16 << 20), (16, 0), "1 MiB each");
     assert_eq!(count(4096, 0, 8 << 20), (16, 0), "as large as a slot");
     assert_eq!(count(4096, 0, (1 << 30) + 1), (513, 1), "a ragged end is a block of its own");
     assert_eq!(count(4096 + 100, 100, 1 << 30), (514, 2), "so is a ragged beginning");
-    assert_eq!(count(4096 + 64, 0, 1 << 30), (2048, 2048), "all of it goes through slots");
+    assert_eq!(count(4096 + 64, 0, 1 << 30), (2048, 2048), "all of it goes through bounce buffers");
 }
 
 #[test]

@@ -3,7 +3,8 @@
 //! `memory`: all items fit. `disk`: a quarter of them fit, and every borrow changes its item, so that items are read and
 //! written back all the time. An item has one page, or one to eight (`mixed`). `us` is the CPU time of the caller
 //! and of the swapper's thread, which includes the submission of I/O, and `workers` that of the engine's workers. The
-//! last two columns are the same for as many reads and writes without a swapper, one at a time.
+//! last two columns are the same for as many reads and writes without a swapper, one at a time, of one page each, also
+//! for `mixed`.
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "a program for the terminal")]
 
 use std::sync::Arc;

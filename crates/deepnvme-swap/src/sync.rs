@@ -79,7 +79,8 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     deepnvme_io::mem::sync::ignore_poison(mutex.lock())
 }
 
-/// Waits about `at_most`. A `loom` model has no clock, so there only a notification ends the wait.
+/// Waits for a notification, for about `at_most` at the longest. A `loom` model has no clock, so there only a
+/// notification ends the wait.
 pub(crate) fn wait<'a, T>(changed: &Condvar, guard: MutexGuard<'a, T>, at_most: Duration) -> MutexGuard<'a, T> {
     #[cfg(loom)]
     {

@@ -15,7 +15,7 @@ pub(crate) enum LaneKind {
     Other,
 }
 
-/// Events of one kind and one owner, drawn as one line.
+/// Events of one kind and one owner, drawn as one band. Overlapping events go to further rows.
 #[derive(Debug)]
 pub(crate) struct Lane<'a> {
     pub(crate) name: String,
@@ -46,37 +46,33 @@ pub(crate) fn span(event: &TraceEvent) -> Span {
     (event.start_ns, event.end_ns)
 }
 
-/// The lanes of a recording: requests, callers and workers, GPUs, and then user lanes in the order of their first
-/// event.
+/// The lanes of a recording: requests, callers and workers, GPUs, and then user lanes in the order of their starts.
 pub(crate) fn lanes(recorded: &Recorded) -> Vec<Lane<'_>> {
-    let mut lanes: Vec<(LaneKind, String, Vec<&TraceEvent>)> = Vec::new();
+    let mut lanes: Vec<(LaneKind, Option<u32>, String, Vec<&TraceEvent>)> = Vec::new();
     for event in &recorded.events {
-        let (kind, name) = lane_of(&event.kind);
-        match lanes.iter_mut().find(|lane| (lane.0, &lane.1) == (kind, &name)) {
+        let (kind, number, name) = lane_of(&event.kind);
+        match lanes.iter_mut().find(|lane| (lane.0, &lane.2) == (kind, &name)) {
             Some((.., events)) => events.push(event),
-            None => lanes.push((kind, name, vec![event])),
+            None => lanes.push((kind, number, name, vec![event])),
         }
     }
-    lanes.sort_by(|(kind, name, _), (other, other_name, _)| {
-        // User lanes keep their order.
-        kind.cmp(other)
-            .then_with(|| if *kind == LaneKind::Other { std::cmp::Ordering::Equal } else { name.cmp(other_name) })
+    lanes.sort_by_cached_key(|(kind, number, _, events)| {
+        // Events are recorded when they end. The first one to start may be the last.
+        (*kind, *number, events.iter().map(|event| event.start_ns).min())
     });
-    lanes.into_iter().map(|(kind, name, events)| Lane::new(name, kind, events)).collect()
+    lanes.into_iter().map(|(kind, _, name, events)| Lane::new(name, kind, events)).collect()
 }
 
-fn lane_of(event_kind: &EventKind) -> (LaneKind, String) {
+/// Returns the kind of an event's lane, the number of its worker or GPU, and its name.
+fn lane_of(event_kind: &EventKind) -> (LaneKind, Option<u32>, String) {
     match event_kind {
-        EventKind::Request { .. } => (LaneKind::Requests, "requests".into()),
-        EventKind::Op { worker, .. } | EventKind::Sync { worker, .. } => (
-            LaneKind::Disk,
-            match worker {
-                Some(worker) => format!("worker {worker}"),
-                None => "callers".into(),
-            },
-        ),
-        EventKind::Copy { gpu, .. } => (LaneKind::Copies, format!("copies cuda:{gpu}")),
-        EventKind::Span { lane, .. } => (LaneKind::Other, lane.to_string()),
+        EventKind::Request { .. } => (LaneKind::Requests, None, "requests".into()),
+        EventKind::Op { worker, .. } | EventKind::Sync { worker, .. } => {
+            let name = worker.map_or("callers".into(), |worker| format!("worker {worker}"));
+            (LaneKind::Disk, *worker, name)
+        }
+        EventKind::Copy { gpu, .. } => (LaneKind::Copies, Some(*gpu), format!("copies cuda:{gpu}")),
+        EventKind::Span { lane, .. } => (LaneKind::Other, None, lane.to_string()),
     }
 }
 
@@ -101,5 +97,34 @@ pub(crate) fn failed(event_kind: &EventKind) -> bool {
         | EventKind::Sync { failed, .. }
         | EventKind::Copy { failed, .. } => *failed,
         EventKind::Span { .. } => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn lanes_are_sorted_by_number_and_user_lanes_by_start() {
+        let event = |start_ns, end_ns, kind| TraceEvent { start_ns, end_ns, kind };
+        let sync = |worker| EventKind::Sync { worker, file: Arc::from(Path::new("file")), failed: false };
+        let copy = |gpu| EventKind::Copy { worker: None, gpu, direction: Direction::Read, bytes: 1, failed: false };
+        let span = |lane: &str| EventKind::Span { lane: lane.into(), name: "a span".into() };
+        let events = vec![
+            event(0, 1, copy(10)),
+            event(0, 1, copy(9)),
+            event(2, 3, span("inner")),
+            event(1, 4, span("outer")),
+            event(0, 5, sync(Some(10))),
+            event(1, 5, sync(Some(2))),
+            event(2, 5, sync(None)),
+        ];
+        let recorded = Recorded { start_ns: 0, end_ns: 5, events, dropped: 0 };
+        let names: Vec<String> = lanes(&recorded).into_iter().map(|lane| lane.name).collect();
+        let expected = ["callers", "worker 2", "worker 10", "copies cuda:9", "copies cuda:10", "outer", "inner"];
+        assert_eq!(names, expected);
     }
 }

@@ -422,8 +422,8 @@ class Checkpointer:
 
         Closing twice does nothing. A later save locks the folder again.
 
-        With several processes, this also closes their connections. Checkpoints can still be listed, and restored
-        unless they are sharded.
+        With several processes, this also closes their connections, except those of a ``process_group`` of only some
+        ranks. Checkpoints can still be listed, and restored unless they are sharded.
         """
         self._check_process()
         with self._save_lock:

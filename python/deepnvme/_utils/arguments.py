@@ -104,8 +104,10 @@ def check_file_path(path: object, function: str, remedy: str) -> None:
 def _shown(value: object) -> str:
     try:
         text = repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
+    except Exception:  # noqa: BLE001 - the error about the argument counts
+        # Python refuses to print numbers of thousands of digits.
+        is_long = isinstance(value, int)
+        return "a number of thousands of digits" if is_long else f"an object of type {type(value).__name__}"
     return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "..."
 
 

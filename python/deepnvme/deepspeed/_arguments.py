@@ -31,33 +31,25 @@ def tensor(value: object, name: str) -> torch.Tensor:
     raise TypeError(msg)
 
 
-def integer(value: object, name: str) -> int:
-    """Return an integer, or raise `TypeError`, even for whole floats."""
+def integer(value: object, name: str, low: int = -WHOLE_MAX) -> int:
+    """Return an integer of `low` or more, or raise `TypeError`, even for whole floats, or `ValueError`."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         msg = f"{name} is {value!r}; it must be an int"
         raise TypeError(msg) from None
     # DeepSpeed's ops accept a bool as an integer.
-    return whole(int(number), name, -WHOLE_MAX)
+    return whole(int(number), name, low)
 
 
 def positive(value: object, name: str) -> int:
     """Return an integer of 1 or more, or raise `TypeError` or `ValueError`."""
-    return _at_least(1, value, name)
+    return integer(value, name, 1)
 
 
 def natural(value: object, name: str) -> int:
     """Return an integer of 0 or more, or raise `TypeError` or `ValueError`."""
-    return _at_least(0, value, name)
-
-
-def _at_least(low: int, value: object, name: str) -> int:
-    number = integer(value, name)
-    if number < low:
-        msg = f"{name} is {number}; it must be {low} or more"
-        raise ValueError(msg)
-    return number
+    return integer(value, name, 0)
 
 
 def flag(value: object, name: str) -> bool:

@@ -38,7 +38,7 @@ class Plan:
     generation: int
     # Members of each param group whose state is initialised.
     prepared: list[set[int]]
-    # For state on disk: each batch of each param group, and its first slice. No state group: there is no state.
+    # For state on disk: each batch of each param group, and its first slice. `None` if the group has no state.
     batches: list[list[tuple[StateGroup | None, ParameterSlice | None]]]
 
 
@@ -48,7 +48,8 @@ class Gathered:
 
     plan: Plan
     noted: StepGradients
-    # By group and member: flat gradients that only general code understands.
+    # By group and member: flat gradients that a step cannot use as they are in memory (`is_plain` in
+    # step_gradients.rs). `_change_odd` uses them.
     odd: list[dict[int, torch.Tensor]]
 
 
@@ -64,7 +65,7 @@ class StepPlans:
         self, params: list[list[torch.nn.Parameter]], kinds: Kinds, generation: int, make: Callable[[], NativePlan]
     ) -> Plan:
         """Return the plan of these parameters. Make it if there is none, or if it is no longer valid."""
-        # A plan keeps its parameters alive, so their addresses are theirs.
+        # A plan keeps its parameters alive, so no other object can have their `id`.
         key = tuple((len(some), id(some[0]) if some else 0) for some in params)
         plan = self._plans.get(key)
         if plan is None or plan.generation != generation or plan.kinds != kinds or not plan.native.is_of(params):

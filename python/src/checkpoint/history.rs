@@ -101,7 +101,8 @@ impl PyHistory {
         self.inner.release_name(name);
     }
 
-    /// Publish a checkpoint, rename its file, and delete retired checkpoints. Those of the steps ``newer`` stay newer.
+    /// Publish a checkpoint, rename its file, and delete retired checkpoints. Checkpoints of the steps in ``newer`` keep
+    /// their places after this one.
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
     fn commit(&self, py: Python<'_>, entry: &str, new: &Bound<'_, NewFile>, newer: Vec<u64>) -> PyResult<SettledTuple> {
         let entry = parse_entry(entry)?;

@@ -31,7 +31,7 @@ const STEP: &str = "step";
 #[pyclass(frozen, name = "StepGradients", module = "deepnvme._deepnvme")]
 pub(crate) struct PyStepGradients {
     plan: Py<PyStepPlan>,
-    /// Members of each group with gradients that only general code understands.
+    /// Members of each group whose gradients a step cannot use as they are in memory.
     #[pyo3(get)]
     odd: Vec<Vec<usize>>,
     /// The number of the others in each group.

@@ -1,4 +1,4 @@
-//! The progress of a step: changed parts and counted parameters.
+//! The progress of a step: changed parameter slices and counted parameters.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard};
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard};
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
-/// The parts that a step has changed, by the position of their first element, and the parameters that it has counted.
+/// The parameter slices that a step has changed, by the position of their first element, and the counted parameters.
 #[pyclass(frozen, name = "StepRecord", module = "deepnvme._deepnvme")]
 #[derive(Default)]
 pub(crate) struct PyStepRecord {

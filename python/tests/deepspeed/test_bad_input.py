@@ -102,6 +102,8 @@ def test_arguments(tmp_path: Path, handle: aio_handle, method: str) -> None:
     handle.sync_pwrite(torch.zeros(1000), name)
     with pytest.raises(ValueError, match="file_offset is -1"):
         call(handle, method, torch.zeros(10), name, -1)
+    with pytest.raises(ValueError, match=rf"file_offset is {1 << 63}; .* between 0 and {(1 << 63) - 1}"):
+        call(handle, method, torch.zeros(10), name, 1 << 63)
     with pytest.raises(TypeError, match="file_offset"):
         call(handle, method, torch.zeros(10), name, 0.0)
     with pytest.raises(TypeError, match="buffer is a ndarray"):

@@ -2,7 +2,7 @@
 
 use super::elements::{assemble, sign_mantissa_bytes};
 use super::header::{BlockHeader, Layer};
-use super::simd::{SimdBackend, SimdTask, WINDOW, dispatch};
+use super::simd::{GroupCodec, SimdTask, WINDOW, dispatch};
 use super::{GROUP, HEADER_BYTES, LAYER_BYTES, LAYERS_MAX, PLANES_BYTES};
 use crate::{Error, Result};
 
@@ -119,7 +119,7 @@ impl SimdTask for Decode<'_> {
     type Output = Option<()>;
 
     #[inline(always)]
-    fn run<L: SimdBackend>(self, simd: L) -> Option<()> {
+    fn run<L: GroupCodec>(self, simd: L) -> Option<()> {
         let Self { block, scratch: Scratch { from, to }, out } = self;
         let BlockHeader { float, elements, .. } = block.header;
         let mut planes = block.planes;
@@ -165,7 +165,7 @@ impl EscapeReader<'_> {
 /// padding of the last group is not zero. [`EscapeReader::finish`] finds a last group that takes too many.
 #[inline(always)]
 fn expand(
-    simd: impl SimdBackend,
+    simd: impl GroupCodec,
     layer: &Layer,
     planes: &[u8],
     next: &mut EscapeReader<'_>,

@@ -7,7 +7,7 @@
 //! | fp32 | bits 23 to 30 | `n` times two bytes: bits 0 to 15; then `n` bytes: the sign above bits 16 to 22 |
 
 use super::GROUP;
-use super::simd::{SimdBackend, WINDOW};
+use super::simd::{GroupCodec, WINDOW};
 use crate::Float;
 
 /// Bytes of a group's three words in fp16.
@@ -48,7 +48,7 @@ pub(super) fn extract_exponents(float: Float, bytes: &[u8], exponents: &mut [u8]
 
 /// Writes the signs and mantissas of all elements: [`sign_mantissa_bytes`] bytes.
 #[inline(always)]
-pub(super) fn extract_sign_mantissa(simd: impl SimdBackend, float: Float, bytes: &[u8], others: &mut [u8]) {
+pub(super) fn extract_sign_mantissa(simd: impl GroupCodec, float: Float, bytes: &[u8], others: &mut [u8]) {
     let elements = bytes.len() / float.bytes();
     match float {
         Float::Bf16 => {
@@ -89,7 +89,7 @@ pub(super) fn extract_sign_mantissa(simd: impl SimdBackend, float: Float, bytes:
 /// `elements` is the number of elements of the block, and `others` has the signs and mantissas of all.
 #[inline(always)]
 pub(super) fn assemble(
-    simd: impl SimdBackend,
+    simd: impl GroupCodec,
     float: Float,
     (exponents, others): (&[u8], &[u8]),
     (begin, elements): (usize, usize),

@@ -2,7 +2,7 @@
 
 use super::elements::{extract_exponents, extract_sign_mantissa, sign_mantissa_bytes};
 use super::header::{BlockHeader, Layer};
-use super::simd::{SimdBackend, SimdTask, dispatch};
+use super::simd::{GroupCodec, SimdTask, dispatch};
 use super::{BLOCK_ELEMENTS_MAX, GROUP, HEADER_BYTES, LAYER_BYTES, LAYERS_MAX, encoded_bytes_max};
 use crate::{Error, Float, Result};
 
@@ -37,7 +37,7 @@ impl SimdTask for Encode<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: SimdBackend>(self, simd: L) {
+    fn run<L: GroupCodec>(self, simd: L) {
         let Self { float, bytes, elements, out } = self;
         let mut symbols = vec![0; elements.next_multiple_of(GROUP)];
         extract_exponents(float, bytes, &mut symbols);
@@ -64,7 +64,7 @@ impl SimdTask for Encode<'_> {
 
 /// Writes the bit planes of a layer. Returns the escaped symbols, and padding after them.
 #[inline(always)]
-fn write_layer(simd: impl SimdBackend, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
+fn write_layer(simd: impl GroupCodec, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
     symbols.truncate(layer.elements);
     // Padding of the last group has code 0, so that the encoding is unique.
     symbols.resize(layer.elements.next_multiple_of(GROUP), layer.symbols[0]);

@@ -1,4 +1,5 @@
-//! A bit-by-bit reader of the packed format, written from `docs/reference/packed-format.md` and sharing no code with the crate.
+//! A bit-by-bit reader of the packed format, written from `docs/reference/packed-format.md`. It shares no code with the
+//! crate.
 #![allow(dead_code, reason = "every test takes what it needs")]
 
 /// Returns the elements of the block at the start of `bytes` and its length, or `None` if it is invalid.

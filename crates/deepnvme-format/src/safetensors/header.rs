@@ -37,7 +37,7 @@ impl Header {
     ///
     /// # Errors
     /// `Corrupt` for invalid JSON, and for tensors that overlap, leave gaps or do not end with the file; `Unsupported`
-    /// for unknown element types; `Memory` if there is too little for the header.
+    /// for unknown element types and more than [`DIMS_MAX`] dimensions; `Memory` if there is too little for the header.
     pub fn parse(json: &[u8], file_bytes: u64) -> Result<Self> {
         let no_header =
             |error: serde_json::Error| Error::corrupt(LENGTH_BYTES, format!("the header is damaged: {error}"));
@@ -80,7 +80,7 @@ fn tensor(name: String, entry: Entry<String>, data_offset: u64) -> Result<Tensor
         return Err(Error::unsupported(text));
     };
     let (begin, end) = entry.data_offsets;
-    let expected = byte_count(&entry.shape, dtype).filter(|_| entry.shape.len() <= DIMS_MAX);
+    let expected = byte_count(&entry.shape, dtype);
     let bytes = end.checked_sub(begin).filter(|bytes| expected == Some(*bytes));
     let offset = data_offset.checked_add(begin).filter(|offset| offset.checked_add(end - begin.min(end)).is_some());
     let (Some(bytes), Some(offset)) = (bytes, offset) else {
@@ -89,5 +89,10 @@ fn tensor(name: String, entry: Entry<String>, data_offset: u64) -> Result<Tensor
         let what = format!("the tensor {name:?} of shape {shape:?} does not fit its range from {begin} to {end}");
         return Err(Error::corrupt(LENGTH_BYTES, what));
     };
+    let dims = entry.shape.len();
+    if dims > DIMS_MAX {
+        let text = format!("the tensor {name:?} has {dims} dimensions, which are more than {DIMS_MAX}; reshape it");
+        return Err(Error::unsupported(text));
+    }
     Ok(Tensor { name, dtype, shape: entry.shape, offset, bytes })
 }

@@ -1,4 +1,4 @@
-//! The layout of a file, computed before its first byte is written.
+//! Lays out a file before its first byte is written.
 
 use serde::Serialize;
 

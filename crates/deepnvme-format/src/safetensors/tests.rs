@@ -64,7 +64,7 @@ fn invalid_headers_are_refused() {
             0,
             "does not fit",
         ),
-        (format!(r#"{{"a":{{"dtype":"U8","shape":[{}1],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)), 1, "does not fit"),
+        (format!(r#"{{"a":{{"dtype":"U8","shape":[{}2],"data_offsets":[0,1]}}}}"#, "1,".repeat(64)), 1, "does not fit"),
         (r#"{"a":{"dtype":"X9","shape":[4],"data_offsets":[0,4]}}"#.into(), 4, "X9"),
         ("[1]".into(), 0, "damaged"),
     ] {
@@ -74,6 +74,17 @@ fn invalid_headers_are_refused() {
     Header::json_bytes(u64::MAX.to_le_bytes(), 1000).unwrap_err();
     Header::json_bytes(993u64.to_le_bytes(), 1000).unwrap_err();
     assert_eq!(Header::json_bytes(992u64.to_le_bytes(), 1000), Ok(992));
+}
+
+#[test]
+fn a_tensor_of_too_many_dimensions_is_not_damaged() {
+    let parse = |dims: usize| {
+        let json = format!(r#"{{"a":{{"dtype":"U8","shape":{:?},"data_offsets":[0,1]}}}}"#, vec![1; dims]);
+        Header::parse(json.as_bytes(), 1 + LENGTH_BYTES + json.len() as u64)
+    };
+    assert_eq!(parse(crate::DIMS_MAX).unwrap().tensors[0].shape.len(), crate::DIMS_MAX);
+    let Err(crate::Error::Unsupported(text)) = parse(crate::DIMS_MAX + 1) else { panic!() };
+    assert!(text.contains("\"a\" has 65 dimensions, which are more than 64"), "{text}");
 }
 
 #[test]

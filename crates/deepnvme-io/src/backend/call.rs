@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 use super::op_slots::result_of;
 use crate::op::{Errno, Op, OpKind};
 
-/// Files can exceed 32-bit offsets, so this crate requires 64-bit ones.
+/// File offsets can exceed 32 bits, so this crate requires a 64-bit `off_t`.
 const _: () = assert!(size_of::<libc::off_t>() == 8);
 
 /// Maximum pieces whose iovecs fit on the stack.
@@ -31,8 +31,8 @@ fn transfer(op: &Op) -> Result<usize, Errno> {
         .collect();
     let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off_t);
     let count = iovecs.len() as libc::c_int;
-    // SAFETY: the op keeps its file open and its memory alive. The submitter of a read ensures that its memory is
-    // writable.
+    // SAFETY: `iovecs` lives until the call returns and has `count` entries. The op keeps its file open and its memory
+    // alive. The submitter of a read ensures that its memory is writable.
     let moved = unsafe {
         match op.kind {
             OpKind::Read => libc::preadv(fd, iovecs.as_ptr(), count, offset),

@@ -46,7 +46,7 @@ impl Permissions {
     }
 }
 
-/// Returns the bits for a file of another group: that group may do what all others may.
+/// Returns the bits for a file of another group: that group may do what both the old group and all others may.
 #[must_use]
 pub fn without_group(mode: u32) -> u32 {
     mode & !0o070 | mode & (mode & 0o007) << 3
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn another_group_may_do_what_others_may() {
+    fn another_group_may_do_what_the_old_group_and_others_may() {
         for (mode, narrowed) in [(0o640, 0o600), (0o644, 0o644), (0o660, 0o600), (0o664, 0o644), (0o604, 0o604)] {
             assert_eq!(without_group(mode), narrowed, "{mode:o}");
         }

@@ -9,6 +9,8 @@ use crate::fs::system_text;
 
 /// The bit number of `CAP_SYS_ADMIN` in a capability set.
 const CAP_SYS_ADMIN: u32 = 21;
+/// The calls of `io_uring`.
+const URING_CALLS: &str = "io_uring_setup, io_uring_enter and io_uring_register";
 
 /// Possible causes of a refusal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -17,8 +19,9 @@ pub(super) struct Facts {
     uring_disabled: Option<u32>,
     /// Whether a seccomp filter applies to this process.
     has_seccomp: bool,
-    /// Whether this process has `CAP_SYS_ADMIN`. Such a process may use `io_uring` at level 1 of that sysctl.
-    is_admin: bool,
+    /// Whether this process may use `io_uring` at level 1 of that sysctl: it has `CAP_SYS_ADMIN`, or is in the group
+    /// of the sysctl `kernel.io_uring_group`.
+    is_exempt: bool,
     /// `RLIMIT_MEMLOCK` in bytes. `None` without a limit.
     memlock_bytes: Option<u64>,
 }
@@ -40,10 +43,14 @@ impl Facts {
             value.map_or("", str::trim)
         };
         let capabilities = u64::from_str_radix(field("CapEff"), 16).unwrap_or(0);
+        let is_admin = capabilities >> CAP_SYS_ADMIN & 1 == 1;
+        // The kernel compares the group for file access, the last of four, and the supplementary groups.
+        let mut groups = field("Gid").split_whitespace().skip(3).chain(field("Groups").split_whitespace());
+        let uring_group = read("/proc/sys/kernel/io_uring_group");
         Self {
             uring_disabled: read("/proc/sys/kernel/io_uring_disabled").parse().ok(),
             has_seccomp: field("Seccomp") == "2",
-            is_admin: capabilities >> CAP_SYS_ADMIN & 1 == 1,
+            is_exempt: is_admin || groups.any(|group| group == uring_group),
             memlock_bytes: getrlimit(Resource::Memlock).current,
         }
     }
@@ -65,8 +72,10 @@ pub(super) fn explain(kind: BackendKind, error: &Error, facts: &Facts) -> Explan
     match (kind, errno) {
         (BackendKind::Uring, Some(Errno::NOSYS)) => missing_call(call, "5.6", "CONFIG_IO_URING", facts),
         (BackendKind::Aio, Some(Errno::NOSYS)) => missing_call(call, "4.18", "CONFIG_AIO", facts),
-        (BackendKind::Uring, Some(Errno::PERM | Errno::ACCESS)) => uring_forbidden(call, facts),
-        (_, Some(Errno::PERM | Errno::ACCESS)) => forbidden(call, call, facts),
+        (BackendKind::Uring, Some(Errno::PERM)) => uring_forbidden(call, facts),
+        (BackendKind::Uring, Some(Errno::ACCESS)) => forbidden(&format!("{call}: EACCES"), URING_CALLS, facts),
+        (_, Some(Errno::PERM)) => forbidden(&format!("{call}: EPERM"), call, facts),
+        (_, Some(Errno::ACCESS)) => forbidden(&format!("{call}: EACCES"), call, facts),
         (BackendKind::Uring, Some(Errno::NOMEM)) => {
             let limit = facts.memlock_bytes.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
             Explanation {
@@ -90,6 +99,7 @@ fn missing_call(call: &str, since: &str, option: &str, facts: &Facts) -> Explana
     }
 }
 
+/// Explains EPERM, the only answer of the kernel if the sysctl forbids `io_uring`.
 fn uring_forbidden(call: &str, facts: &Facts) -> Explanation {
     let allow = "`sysctl -w kernel.io_uring_disabled=0`";
     match facts.uring_disabled {
@@ -97,28 +107,29 @@ fn uring_forbidden(call: &str, facts: &Facts) -> Explanation {
             reason: format!("the sysctl kernel.io_uring_disabled is 2, which forbids it to everybody ({call}: EPERM)"),
             remedy: allow.into(),
         },
-        Some(1) if !facts.is_admin => Explanation {
+        Some(1) if !facts.is_exempt => Explanation {
             reason: format!(
                 "the sysctl kernel.io_uring_disabled is 1, which forbids it to processes outside of the group \
                  kernel.io_uring_group ({call}: EPERM)"
             ),
             remedy: format!("{allow}, or put the user into that group"),
         },
-        _ => forbidden(call, "io_uring_setup, io_uring_enter and io_uring_register", facts),
+        _ => forbidden(&format!("{call}: EPERM"), URING_CALLS, facts),
     }
 }
 
-fn forbidden(call: &str, calls: &str, facts: &Facts) -> Explanation {
+/// Explains a failed call, such as "io_setup: EPERM", for a backend that needs `calls`.
+fn forbidden(failure: &str, calls: &str, facts: &Facts) -> Explanation {
     if facts.has_seccomp {
         return Explanation {
             reason: format!(
-                "a seccomp filter forbids it ({call}: EPERM), as the default profiles of container runtimes do"
+                "a seccomp filter forbids it ({failure}), as the default profiles of container runtimes do"
             ),
             remedy: format!("run the container with a seccomp profile that allows {calls}"),
         };
     }
     Explanation {
-        reason: format!("the system's security policy forbids it ({call}: EPERM)"),
+        reason: format!("the system's security policy forbids it ({failure})"),
         remedy: format!("allow {calls} in the policy of the security module (SELinux, AppArmor)"),
     }
 }
@@ -133,10 +144,10 @@ mod tests {
 
     #[test]
     fn tells_a_sysctl_from_a_filter_from_a_policy() {
-        let with = |uring_disabled, has_seccomp, is_admin| Facts {
+        let with = |uring_disabled, has_seccomp, is_exempt| Facts {
             uring_disabled: Some(uring_disabled),
             has_seccomp,
-            is_admin,
+            is_exempt,
             memlock_bytes: None,
         };
         let cases = [
@@ -150,6 +161,19 @@ mod tests {
             let found = uring(Errno::PERM, &facts);
             assert!(found.reason.contains(reason) && found.remedy.contains(remedy), "{facts:?}: {found:?}");
         }
+    }
+
+    #[test]
+    fn names_the_error_of_the_kernel() {
+        let forbidden = Facts { uring_disabled: Some(2), ..Facts::default() };
+        assert!(uring(Errno::PERM, &forbidden).reason.contains("(io_uring_setup: EPERM)"));
+        // No sysctl answers with EACCES.
+        let denied = uring(Errno::ACCESS, &forbidden);
+        assert!(denied.reason.contains("security policy forbids it (io_uring_setup: EACCES)"), "{denied:?}");
+        let filtered = uring(Errno::ACCESS, &Facts { has_seccomp: true, ..Facts::default() });
+        assert!(filtered.reason.contains("seccomp filter forbids it (io_uring_setup: EACCES)"), "{filtered:?}");
+        let aio = |errno| explain(BackendKind::Aio, &Error::os("io_setup", errno), &Facts::default()).reason;
+        assert!(aio(Errno::ACCESS).contains("io_setup: EACCES") && aio(Errno::PERM).contains("io_setup: EPERM"));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Records the events of one worker, or of callers that do work themselves.
+//! Makes events of completed work.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -35,14 +35,14 @@ pub(super) unsafe fn layout_of(tensor: &DLTensor, item_bytes: usize) -> io::Resu
     if tensor.shape.is_null() || !tensor.shape.is_aligned() || !tensor.strides.is_aligned() {
         return Err(invalid(format!("a tensor of {dims} dimensions has no valid list of counts or strides")));
     }
-    // SAFETY: the list is not null and aligned, and has `ndim` entries, as the caller of `layout_of` ensures.
+    // SAFETY: the list is aligned and not null, and has `ndim` entries, as the caller of `layout_of` ensures.
     let counts = unsafe { slice::from_raw_parts(tensor.shape, dims) };
     let shape = counts.iter().map(|count| usize::try_from(*count)).collect::<Result<Vec<_>, _>>();
     let shape = shape.map_err(|_| invalid(format!("shape {counts:?} has a count out of range")))?;
     if tensor.strides.is_null() {
         return Strided::contiguous(shape, item_bytes);
     }
-    // SAFETY: the list is not null here and aligned, and has `ndim` entries, as the caller of `layout_of` ensures.
+    // SAFETY: the list is aligned and not null, and has `ndim` entries, as the caller of `layout_of` ensures.
     let strides = unsafe { slice::from_raw_parts(tensor.strides, dims) };
     let in_bytes = |stride: &i64| isize::try_from(*stride).ok()?.checked_mul(isize::try_from(item_bytes).ok()?);
     let stride_bytes = strides.iter().map(in_bytes).collect::<Option<Vec<_>>>();

@@ -1,4 +1,4 @@
-//! The common interface of both forms of a managed tensor.
+//! Both forms of a managed tensor, and their common interface.
 
 use std::ffi::{CStr, c_void};
 

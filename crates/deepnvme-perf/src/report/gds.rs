@@ -6,7 +6,7 @@
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::Builder;
 use std::time::Duration;
 
@@ -48,7 +48,8 @@ pub fn mode(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
     }
 }
 
-/// Reads a private file of a folder with cuFile. Returns `None` if there is no such file.
+/// Reads a private file of a folder with cuFile. Returns `None` if the file cannot be created, opened for direct I/O or
+/// written.
 fn try_folder(folder: &Path, gpu: u32) -> Option<GdsTrial> {
     let private = Temporary::new(&folder.join("deepnvme-report")).ok()?;
     let file = TensorFile::from_fd(private.file(), Some(folder), Access::ReadWrite, DirectMode::Required).ok()?;
@@ -59,7 +60,8 @@ fn try_folder(folder: &Path, gpu: u32) -> Option<GdsTrial> {
     Some(GdsAccess::new().try_read(gpu, &file, TRIAL_BYTES))
 }
 
-/// Runs a call on a thread of its own. Fails if it has no result within `limit`; the thread is left to itself then.
+/// Runs a call on a thread of its own. Fails if it panics, or has no result within `limit`; then the thread is left to
+/// itself.
 fn within<T: Send + 'static>(limit: Duration, call: impl FnOnce() -> T + Send + 'static) -> Result<T, String> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let run = move || {
@@ -67,7 +69,10 @@ fn within<T: Send + 'static>(limit: Duration, call: impl FnOnce() -> T + Send + 
         let _ = sender.send(call());
     };
     start_thread(|| Builder::new().name("deepnvme-report".into()).spawn(run)).map_err(|error| error.to_string())?;
-    receiver.recv_timeout(limit).map_err(|_| format!("cuFile has not answered within {} s", limit.as_secs_f32()))
+    receiver.recv_timeout(limit).map_err(|error| match error {
+        RecvTimeoutError::Timeout => format!("cuFile has not answered within {} s", limit.as_secs_f32()),
+        RecvTimeoutError::Disconnected => "the trial of cuFile panicked".into(),
+    })
 }
 
 /// Combines cuFile's answer with the rules, which explain it.
@@ -210,5 +215,11 @@ mod tests {
         assert_eq!(within(TRIAL_TIMEOUT, || 5), Ok(5));
         let late = within(Duration::from_millis(20), || std::thread::sleep(Duration::from_secs(3)));
         assert!(late.unwrap_err().contains("has not answered within 0.02 s"));
+    }
+
+    #[test]
+    fn a_call_that_panics_is_not_late() {
+        let panicked = within(TRIAL_TIMEOUT, || Option::<u32>::None.unwrap());
+        assert_eq!(panicked, Err("the trial of cuFile panicked".into()));
     }
 }

@@ -1,4 +1,4 @@
-//! Parameters of a world.
+//! Parameters of a world, and their random choice.
 
 use deepnvme_simulation_runtime::thread::ProcessId;
 use deepnvme_testkit::rng::Rng;

@@ -1,11 +1,12 @@
 //! The call log: counted calls, pending faults, and violations.
 //!
-//! A fault belongs to a symbol, or to a point inside a function that fails when it is reached.
-//! `cuFileReadAsync@stream`, `cuFileWriteAsync@stream` and `cuFileBatchIO@entry` are the transfer itself, long after
-//! its call. The code of `cuFileRead@short` and `cuFileWrite@short` is the maximum number of bytes transferred.
-//! `cuFileBatchIOGetStatus@silent` reports neither events nor a failure. `cuFileBatchIO@slow` delays a transfer of a
-//! batch by its code in milliseconds. `cuFileHandleRegister@unsupported` is a file on a file system without a direct
-//! path: cuFile refuses it, or copies its bytes through the host if compatibility mode is allowed.
+//! A fault belongs to a symbol, or to a point inside a function that fails when it is reached. A fault of
+//! `cuFileReadAsync@stream`, `cuFileWriteAsync@stream` or `cuFileBatchIO@entry` makes the transfer fail on its stream
+//! or in its batch, after the call has succeeded. The code of `cuFileRead@short` and `cuFileWrite@short` is the maximum
+//! number of bytes transferred. With `cuFileBatchIOGetStatus@silent`, the call reports neither events nor a failure.
+//! `cuFileBatchIO@slow` delays a transfer of a batch by its code in milliseconds. With
+//! `cuFileHandleRegister@unsupported`, the file is on a file system without a direct path: cuFile refuses it, or copies
+//! its bytes through the host if compatibility mode is allowed.
 
 use std::collections::{BTreeMap, HashMap};
 

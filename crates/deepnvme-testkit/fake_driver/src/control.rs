@@ -7,7 +7,7 @@
 //! | --- | --- |
 //! | `calls` | all calls, of any symbol |
 //! | `captured_ops` | ops that were queued on a capturing stream, and dropped |
-//! | `pageable_copies` | asynchronous copies of pageable memory, made immediately |
+//! | `pageable_copies` | asynchronous copies of pageable memory, complete when the call returns |
 //! | `device_synchronises` | calls of `cuCtxSynchronize` |
 //! | `unaligned_io` | transfers of cuFile with an offset, size or address that is no multiple of 4096 |
 //! | `unregistered_io` | transfers of cuFile whose base is not registered with `cuFileBufRegister` |

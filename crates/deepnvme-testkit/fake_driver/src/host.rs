@@ -36,7 +36,7 @@ pub(crate) struct HostRange {
 pub(crate) enum HostAccess {
     /// The device accesses it when the copy runs. Allocated memory has a keeper.
     Pinned(Option<Keep>),
-    /// The copy runs before the call returns.
+    /// The copy is complete when the call returns.
     Pageable,
 }
 

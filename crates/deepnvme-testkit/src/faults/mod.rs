@@ -1,8 +1,9 @@
 //! A seeded decorator that makes any backend fail, shorten, delay and reorder operations.
 //!
 //! [`FaultPlan`] has the frequencies of faults, [`FaultBackend`] injects them, [`Faults`] counts them. The fault of an
-//! op is a function of the seed, of the op's kind, offset and size, and of the attempts at it, so it does not depend on
-//! the schedule of threads. Only [`FaultPlan::eio_after_ops`] counts the ops of all threads.
+//! op is a function of the seed, of the op's kind, offset and size, and of the attempts at it. So it does not depend on
+//! the schedule of threads unless two ops have the same kind, offset and size, as syncs have. Only
+//! [`FaultPlan::eio_after_ops`] counts the ops of all threads.
 
 mod backend;
 mod plan;

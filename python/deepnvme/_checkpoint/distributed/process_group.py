@@ -149,7 +149,8 @@ class RankGroup:
         failures = [(rank, result) for rank, result in enumerate(results) if isinstance(result, _Failure)]
         if failures:
             rank, failure = failures[0]
-            more = f" (and {len(failures) - 1} others)" if len(failures) > 1 else ""
+            others = len(failures) - 1
+            more = f" (and {others} other{'s' if others > 1 else ''})" if others else ""
             self._shared_error = PeerError(f"{self.name(rank)}{more} failed, so all ranks fail: {failure.text}")
             raise self._shared_error
         return cast("list[T]", results)
@@ -198,7 +199,10 @@ class RankGroup:
             self._destroy()
 
     def close(self) -> None:
-        """Leave the group after the last exchange."""
+        """Leave the group after the last exchange.
+
+        The connections of a group of some ranks stay open: a later group of them could get the name of a destroyed one.
+        """
         if self.torch_group is not None and self._left_because is None:
             self._left_because = "it was closed"
             if self._is_whole_world:
@@ -274,7 +278,10 @@ def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
 
 
 def _timeout_of(group: Any) -> dt.timedelta:
-    """Return how long the ranks of a group wait for each other. Ours, if torch does not tell."""
+    """Return how long the ranks of a group wait for each other.
+
+    It is at most ``TIMEOUT``, which is also the answer if torch does not tell.
+    """
     import torch  # noqa: PLC0415
 
     for device in ("cpu", "cuda"):

@@ -3,7 +3,7 @@
 use deepnvme_format::pickle::{Graph, Node};
 
 /// Allowed callables that make no tensor.
-pub(super) const PLAIN: [(&str, &str); 12] = [
+pub(super) const WITHOUT_TENSOR: [(&str, &str); 12] = [
     ("collections", "OrderedDict"),
     ("torch", "Size"),
     ("torch", "device"),
@@ -29,7 +29,7 @@ pub(in crate::checkpoint) fn is_plain(graph: &Graph) -> bool {
     graph.nodes().iter().all(|node| match node {
         Node::Object(object) => {
             let global = graph.global(object.callable);
-            global.is_some_and(|global| PLAIN.contains(&global) || TENSORS.contains(&global))
+            global.is_some_and(|global| WITHOUT_TENSOR.contains(&global) || TENSORS.contains(&global))
         }
         _ => true,
     })

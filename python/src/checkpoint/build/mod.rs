@@ -12,7 +12,7 @@ use deepnvme_format::state::{DEPTH_MAX, PickledState, storage};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 
-use callables::PLAIN;
+use callables::WITHOUT_TENSOR;
 use hashing::TableKind;
 use selection::{NameScope, Selection};
 
@@ -231,7 +231,7 @@ impl<'py> Builder<'_, 'py> {
             self.built[id.index()] = Some(tensor.clone());
             return self.finish(tensor, object, scope);
         }
-        let is_container = global.is_some_and(|global| PLAIN.contains(&global));
+        let is_container = global.is_some_and(|global| WITHOUT_TENSOR.contains(&global));
         self.within += usize::from(!is_container);
         let callable = self.build(object.callable, scope)?;
         // A parameter has its tensor's name. Its other arguments have no names.

@@ -9,7 +9,7 @@ use std::cmp::Ordering;
 use deepnvme_format::pickle::{Graph, Node, NodeId, Object};
 use deepnvme_format::state::PickledState;
 
-use super::callables::PLAIN;
+use super::callables::WITHOUT_TENSOR;
 
 /// Sorted names, all and wanted.
 pub(super) struct Selection<'a> {
@@ -139,13 +139,14 @@ fn find_not_plain(graph: &Graph) -> Vec<bool> {
             ends[id.index()] += 1;
         });
     }
-    let is_plain = |object: &Object| graph.global(object.callable).is_some_and(|global| PLAIN.contains(&global));
+    let makes_no_tensor =
+        |object: &Object| graph.global(object.callable).is_some_and(|global| WITHOUT_TENSOR.contains(&global));
     let mut not_plain: Vec<bool> = graph
         .nodes()
         .iter()
         .map(|node| match node {
             Node::Persistent(_) => true,
-            Node::Object(object) => !is_plain(object),
+            Node::Object(object) => !makes_no_tensor(object),
             _ => false,
         })
         .collect();

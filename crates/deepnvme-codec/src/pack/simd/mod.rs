@@ -1,25 +1,25 @@
-//! SIMD backends that turn 64 codes into 64 symbols and back.
+//! Codecs that turn 64 codes into 64 symbols and back, with and without SIMD.
 //!
-//! They implement the same interface ([`backend`]): [`Portable`] for any CPU, `Avx2` with byte shuffles, `Avx512`
-//! with byte expansion. [`dispatch`] compiles the task for the CPU, with the backend inlined into it.
+//! They implement [`GroupCodec`]: [`Portable`] for any CPU, `Avx2` with byte shuffles, `Avx512`
+//! with byte expansion. [`dispatch`] compiles the task for the CPU, with the codec inlined into it.
 
-mod backend;
+mod group_codec;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
-pub(super) use backend::{SimdBackend, WINDOW};
+pub(super) use group_codec::{GroupCodec, WINDOW};
 use portable::Portable;
 
-/// Work that uses a SIMD backend. `run` must be `inline(always)`.
+/// Work that uses a codec. `run` must be `inline(always)`.
 pub(super) trait SimdTask {
     /// The result.
     type Output;
     /// Does the work.
-    fn run<L: SimdBackend>(self, simd: L) -> Self::Output;
+    fn run<L: GroupCodec>(self, simd: L) -> Self::Output;
 }
 
-/// Runs a task with the widest backend of this CPU.
+/// Runs a task with the widest codec of this CPU.
 pub(super) fn dispatch<T: SimdTask>(task: T) -> T::Output {
     #[cfg(target_arch = "x86_64")]
     {
@@ -45,8 +45,8 @@ mod tests {
     use super::super::GROUP;
     use super::*;
 
-    /// Tests one backend.
-    fn check(simd: impl SimdBackend, name: &str) {
+    /// Tests one codec.
+    fn check(simd: impl GroupCodec, name: &str) {
         let mut random = fastrand::Rng::with_seed(6);
         for round in 0..20_000 {
             let symbols = [random.u8(..), random.u8(..), random.u8(..)];
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn all_back_ends_agree() {
+    fn all_codecs_agree() {
         check(Portable, "portable");
         #[cfg(target_arch = "x86_64")]
         {

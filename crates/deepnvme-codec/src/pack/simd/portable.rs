@@ -1,6 +1,6 @@
-//! The portable backend, without SIMD.
+//! The portable codec, without SIMD.
 
-use super::backend::{SimdBackend, WINDOW, collect_escaped};
+use super::group_codec::{GroupCodec, WINDOW, collect_escaped};
 use crate::pack::GROUP;
 
 /// Works on words of eight bytes, and loops over set bits.
@@ -26,7 +26,7 @@ pub(super) const ONES: u64 = 0x0101_0101_0101_0101;
 /// All bits but the highest of every byte.
 const SEVENS: u64 = 0x7f * ONES;
 
-impl SimdBackend for Portable {
+impl GroupCodec for Portable {
     #[inline(always)]
     fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
         let [first, second, third] = symbols.map(|symbol| u64::from(symbol) * ONES);

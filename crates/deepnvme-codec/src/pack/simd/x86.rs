@@ -1,17 +1,17 @@
-//! The x86 backends: AVX2 shuffles bytes by a table, AVX-512 has instructions to expand and compress bytes.
+//! The x86 codecs: AVX2 shuffles bytes by a table, AVX-512 has instructions to expand and compress bytes.
 
 use std::arch::x86_64::*;
 
 use fearless_simd::prelude::*;
 use fearless_simd::{Avx2, Avx512, kernel, u8x32, u8x64};
 
-use super::backend::{SimdBackend, WINDOW, collect_escaped};
+use super::group_codec::{GroupCodec, WINDOW, collect_escaped};
 use crate::pack::GROUP;
 
-/// Makes a backend of two kernels.
-macro_rules! backend {
+/// Makes a codec of two kernels.
+macro_rules! group_codec {
     ($token:ident: $expand:ident, $compress:ident) => {
-        impl SimdBackend for $token {
+        impl GroupCodec for $token {
             #[inline(always)]
             fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]) {
                 $expand(self, low, high, symbols, next, out);
@@ -25,8 +25,8 @@ macro_rules! backend {
     };
 }
 
-backend!(Avx512: expand_512, compress_512);
-backend!(Avx2: expand_256, compress_256);
+group_codec!(Avx512: expand_512, compress_512);
+group_codec!(Avx2: expand_256, compress_256);
 
 kernel! {
     #[inline(always)]

@@ -1,7 +1,9 @@
 //! Copies of one range, and fills.
 //!
-//! An asynchronous copy whose host memory no device can reach is made before the call returns, as CUDA makes it,
-//! and counted in `pageable_copies`. The synchronous functions work on the legacy default stream.
+//! An asynchronous copy whose host memory no device can reach is complete when the call returns, and counted in
+//! `pageable_copies`. CUDA does this only for copies to such memory. From it, CUDA only stages the bytes before it
+//! returns, so the race detector misses a copy that nobody waits for. The synchronous functions work on the legacy
+//! default stream.
 
 use crate::abi::{Device, Handle, Outcome};
 use crate::access::Shape;
@@ -56,7 +58,7 @@ fn line(mut state: DriverGuard, label: &'static str, (from, to): Sides, bytes: u
     copy(state, label, from, to, at)
 }
 
-/// Queues a copy between ends that were found; waits for it where it has to be over before the call returns.
+/// Queues a copy between ends that were found. Waits for a synchronous copy, and for one of pageable memory.
 pub(super) fn copy(mut state: DriverGuard, label: &'static str, from: Located, to: Located, at: Where) -> Outcome {
     let (device, stream, waits) = at;
     let id = state.stream_for_work(stream, device)?;

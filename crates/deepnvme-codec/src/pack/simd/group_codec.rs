@@ -1,13 +1,13 @@
-//! The interface of the SIMD backends: codes of a group of 64 to symbols and back.
+//! The codec of a group: the codes of 64 elements to symbols and back, as `docs/reference/packed-format.md` defines them.
 
 use crate::pack::GROUP;
 
-/// Bytes of escaped symbols that [`SimdBackend::expand`] may read: the 64 that it may need, and 64 more so that it can
+/// Bytes of escaped symbols that [`GroupCodec::expand`] may read: the 64 that it may need, and 64 more so that it can
 /// use wide loads.
 pub(in crate::pack) const WINDOW: usize = 2 * GROUP;
 
 /// Expands and compresses one group.
-pub(in crate::pack) trait SimdBackend: Copy {
+pub(in crate::pack) trait GroupCodec: Copy {
     /// Writes the symbols of 64 codes. A code is a bit of `low` and a bit of `high`: 0 to 2 are the `symbols`, and 3 is
     /// the next byte of `next`.
     fn expand(self, low: u64, high: u64, symbols: [u8; 3], next: &[u8; WINDOW], out: &mut [u8; GROUP]);
