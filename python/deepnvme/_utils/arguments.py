@@ -34,8 +34,9 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
         number = None
     if number is not None and low <= number <= high:
         return number
-    # The largest number of all tells nobody anything.
-    limits = f"of at least {low}" if high == WHOLE_MAX else f"between {low} and {high}"
+    # Of a number that is not too large, the largest one tells nobody anything.
+    is_too_large = number is not None and number > high
+    limits = f"between {low} and {high}" if is_too_large or high != WHOLE_MAX else f"of at least {low}"
     text = f"{name} is {_shown(value)}; it must be a whole number {limits}"
     if number is None:
         raise TypeError(text)

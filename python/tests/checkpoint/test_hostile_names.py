@@ -97,7 +97,7 @@ def test_files_whose_names_are_no_utf8(folder: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         deepnvme.load(folder / f"none{NAME}")
     assert missing.value.filename == str(folder / f"none{NAME}")
-    (folder / f"bad{NAME}").write_bytes(b"hello")
+    (folder / f"bad{NAME}").write_bytes(b"hello, this is no checkpoint")
     with pytest.raises(errors.UnsupportedError) as bad:
         deepnvme.load(folder / f"bad{NAME}")
     assert bad.value.filename == str(folder / f"bad{NAME}")
