@@ -43,3 +43,35 @@ def test_a_back_end_is_found_without(python: Run, name: str) -> None:
         assert engine.read(target, "file") == 25000
         assert target == b"12345" * 5000
     """)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the numbers are those of x86-64")
+def test_gaps_of_a_stripe_set_are_zeros_without_fallocate(python: Run) -> None:
+    python(f"""{FORBID}
+    forbid(285)
+    import random, threading
+    for seed in range(40):
+        rng = random.Random(seed)
+        parts = deepnvme.StripeSet([f"{{seed}}-{{index}}" for index in range(rng.randint(2, 4))], stripe_bytes=4096)
+        model = bytearray()
+        def put(at, data):
+            assert deepnvme.write(data, parts, at) == len(data)
+        for step in range(4):
+            pieces, end = [], 0
+            for piece in range(rng.randint(1, 3)):
+                # Gaps lie between the pieces, which threads write in any order.
+                at = end + rng.randrange(30_000)
+                data = rng.randbytes(rng.randint(1, 20_000))
+                pieces.append((at, data))
+                end = at + len(data)
+                model.extend(bytes(max(0, end - len(model))))
+                model[at:end] = data
+            threads = [threading.Thread(target=put, args=piece) for piece in pieces]
+            for thread in threads: thread.start()
+            for thread in threads: thread.join()
+            target = bytearray(len(model))
+            assert deepnvme.read(target, parts) == len(model)
+            assert target == model, seed
+            with deepnvme.open(parts) as file:
+                assert file.read() == model, seed
+    """)

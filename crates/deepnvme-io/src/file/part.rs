@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::alignment::{self, Found};
 use super::page_cache;
@@ -15,8 +16,11 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, FileKind, OFlags, Stat};
 use crate::op::{Errno, RegisteredFile};
 use crate::split::{FileAlignment, IoMode};
-use crate::sync::OnceLock;
+use crate::sync::{Mutex, OnceLock, lock, thread};
 
+/// How often, and in which interval, the lock for an extension is tried: for two seconds.
+const EXTENSION_TRIES_MAX: u32 = 200;
+const EXTENSION_PAUSE: Duration = Duration::from_millis(10);
 const DISABLED: &str = "direct I/O was disabled";
 
 /// One open file of the file system.
@@ -41,6 +45,8 @@ pub(crate) struct Part {
     cufile_registration: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
     has_coherent_cache: OnceLock<bool>,
+    /// Held while the part is extended under its lock.
+    extension: Mutex<()>,
 }
 
 impl Part {
@@ -150,6 +156,7 @@ impl Part {
             cufile_registration,
             gds_refusal,
             has_coherent_cache,
+            extension: Mutex::new(()),
         }
     }
 
@@ -344,10 +351,34 @@ impl Part {
             return Ok(());
         }
         match fs::allocate(self.any().as_fd(), bytes - 1, 1) {
-            // If the file system cannot allocate, a gap in the set reads as an early end until it is written.
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => self.extend_with_hole(bytes),
             Err(errno) => Err(Error::os("allocate", errno).at_path(&self.path).needing(bytes - stat.bytes)),
         }
+    }
+
+    /// Extends the part where the file system cannot allocate, by setting its length. A lock keeps the other writers of
+    /// the set from extending it between the look at its length and the change, which would cut off their bytes: each
+    /// request extends the parts before its first block. Without the lock, the part stays as it is, and a gap reads as
+    /// an early end until it is written.
+    fn extend_with_hole(&self, bytes: u64) -> Result<()> {
+        // The lock of a descriptor does not keep out the threads that share it.
+        let _others = lock(&self.extension);
+        let file = self.any().as_fd();
+        for _ in 0..EXTENSION_TRIES_MAX {
+            match fs::try_lock(file) {
+                Ok(true) => {
+                    let is_short = fs::stat_of(file).map(|stat| stat.bytes < bytes);
+                    let extended =
+                        is_short.and_then(|is_short| if is_short { fs::truncate(file, bytes) } else { Ok(()) });
+                    let _ = fs::unlock(file);
+                    return extended.map_err(|errno| Error::os("truncate", errno).at_path(&self.path));
+                }
+                Ok(false) => thread::sleep(EXTENSION_PAUSE),
+                Err(_) => return Ok(()),
+            }
+        }
+        Ok(())
     }
 
     /// Allocates the bytes that a write adds to a regular file. The write has `written_bytes` bytes and ends at `end`.
