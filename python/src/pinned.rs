@@ -3,11 +3,10 @@
 use deepnvme_io::known_to_driver;
 use deepnvme_mem::Buffer;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
-use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::memory;
+use crate::{error, memory};
 
 /// Allocate a DLPack capsule of `nbytes` page-aligned bytes, pinned if RLIMIT_MEMLOCK allows. The consumer frees
 /// the memory by dropping the tensor.
@@ -15,10 +14,11 @@ use crate::memory;
 pub(crate) fn _pinned_capsule(py: Python<'_>, nbytes: usize) -> PyResult<Bound<'_, PyCapsule>> {
     // Locking touches every page, which takes time, and so does registering with the CUDA driver.
     let locked = || Buffer::locked(nbytes).map(|buffer| known_to_driver(buffer.into_region()));
-    let memory = py.detach(locked).map_err(|error| {
-        let errno = error.raw_os_error();
-        PyOSError::new_err((errno, format!("{nbytes} bytes of memory are not to be had; ask for less")))
-    })?;
+    let refused = |error| {
+        let detail = format!("the system has no {nbytes} bytes of memory; ask for less");
+        deepnvme_io::Error::from_io("allocate pinned memory", &error).because(detail)
+    };
+    let memory = error::check(py, py.detach(locked).map_err(refused))?;
     let tensor = dlpack::export::<DLManagedTensor>(memory, &[nbytes], DLDataType::U8)?;
     memory::capsule(py, tensor)
 }
