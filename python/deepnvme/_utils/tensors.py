@@ -48,7 +48,7 @@ def pinned_empty(shape: int | Sequence[int], dtype: torch.dtype | None = None) -
         ImportError: torch is not installed.
         TypeError: a size is not an integer, or ``dtype`` is not a ``torch.dtype``.
         ValueError: a size is negative, or the tensor would have 2^63 bytes or more.
-        OSError: the memory cannot be allocated (``errno.ENOMEM``). Memory that cannot be *locked* is no error.
+        deepnvme.errors.OutOfMemoryError: the memory cannot be allocated. Memory that cannot be *locked* is no error.
 
     Example:
         >>> buffer = deepnvme.pinned_empty((1024, 1024), torch.bfloat16)
