@@ -38,7 +38,7 @@ sys.stdout.flush(); quiet = os.open(os.devnull, os.O_WRONLY); os.dup2(quiet, 1)
 for name, way in ways.items():
     began, sent, over = time.process_time(), [], threading.Event()
     def interrupt():
-        # What counts is work, not time: another process may have the CPU.
+        # Count the work, not the time: another process may have the CPU.
         while time.process_time() - began < 0.5 and not over.wait(0.01):
             pass
         if not over.is_set():

@@ -236,12 +236,9 @@ impl Part {
         if let Some(fd) = self.buffered.get() {
             return Ok(Arc::clone(fd));
         }
-        let reopened = match fs::reopen(self.any().as_fd(), self.access.flags()) {
-            // Reopening goes through /proc, which a container may not have.
-            Err(Errno::NOENT) => self.reopen_by_name(),
-            reopened => reopened,
-        };
-        let fd = reopened.map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
+        let fd = self
+            .reopen(self.access.flags())
+            .map_err(|errno| Error::os("reopen without O_DIRECT", errno).at_path(&self.path))?;
         Ok(Arc::clone(self.buffered.get_or_init(|| Arc::new(fd))))
     }
 
@@ -262,20 +259,25 @@ impl Part {
     /// write made such a folio dirty, the kernel could not drop it after a direct write to another part of it.
     fn cached_descriptor(&self) -> Option<&Arc<OwnedFd>> {
         let open = || {
-            let file = match fs::reopen(self.any().as_fd(), OFlags::RDONLY) {
-                Err(Errno::NOENT) => self.reopen_by_name(),
-                reopened => reopened,
-            };
-            let file = file.ok()?;
+            let file = self.reopen(OFlags::RDONLY).ok()?;
             fs::advise_random(file.as_fd()).ok()?;
             Some(Arc::new(file))
         };
         self.cached.get_or_init(open).as_ref()
     }
 
+    /// Opens a second, independent description of the file.
+    fn reopen(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        match fs::reopen(self.any().as_fd(), flags) {
+            // Reopening goes through /proc, which a container may not have.
+            Err(Errno::NOENT) => self.reopen_by_name(flags),
+            reopened => reopened,
+        }
+    }
+
     /// Opens the file by its name, if the name still refers to this file.
-    fn reopen_by_name(&self) -> Result<OwnedFd, Errno> {
-        let file = fs::open(&self.path, self.access.flags() | OFlags::NONBLOCK, 0)?;
+    fn reopen_by_name(&self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let file = fs::open(&self.path, flags | OFlags::NONBLOCK, 0)?;
         fs::set_open_flags(file.as_fd(), OFlags::empty())?;
         let (own, found) = (fs::stat_of(self.any().as_fd())?, fs::stat_of(file.as_fd())?);
         if own.identity == found.identity { Ok(file) } else { Err(Errno::NOENT) }
