@@ -1,0 +1,73 @@
+"""Loads of files that are in the page cache, beside safetensors.
+
+    python -m checkpointbench.cached [--folder scratch] [--rounds 7] [--mib 512]
+
+GB/s and seconds of CPU for each GB, medians of alternating rounds. Every load ends with all bytes in the tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import deepnvme
+import safetensors.torch
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+KIB = (16 << 10, 256)
+
+
+def loads(path: Path, into: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
+    """Return the loads to measure."""
+    direct = deepnvme.Engine(direct="required")
+
+    def copied() -> None:
+        for name, tensor in safetensors.torch.load_file(path).items():
+            into[name].copy_(tensor)
+
+    return {
+        "into": lambda: deepnvme.load(path, into=into),
+        'into, direct="required"': lambda: deepnvme.load(path, into=into, engine=direct),
+        "into, safetensors and copy_": copied,
+        "new memory": lambda: deepnvme.load(path),
+        "new memory, safetensors and clone": lambda: [
+            tensor.clone() for tensor in safetensors.torch.load_file(path).values()
+        ],
+    }
+
+
+def main() -> None:
+    """Print a line for each size of tensors and load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=Path("scratch"))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--mib", type=int, default=512)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    path = arguments.folder / "cached.safetensors"
+    gb = arguments.mib * 2**20 / 1e9
+    for kib in KIB:
+        state = {str(index): torch.randn(kib << 8) for index in range(arguments.mib * 1024 // kib)}
+        deepnvme.save(state, path)
+        path.read_bytes()
+        times: dict[str, list[tuple[float, float]]] = {}
+        for _ in range(arguments.rounds):
+            for name, load in loads(path, state).items():
+                began, cpu = time.perf_counter(), time.process_time()
+                load()
+                times.setdefault(name, []).append((time.perf_counter() - began, time.process_time() - cpu))
+        for name, rounds in times.items():
+            rate = gb / statistics.median(seconds for seconds, _ in rounds)
+            cost = statistics.median(cpu for _, cpu in rounds) / gb
+            print(f"tensors of {kib} KiB, {name}: {rate:.2f} GB/s, {cost:.2f} CPU s/GB")
+    path.unlink()
+
+
+if __name__ == "__main__":
+    main()
