@@ -118,8 +118,9 @@ class Engine:
         submit: ``"batch"`` (default) submits several ops per system call, ``"single"`` one at a time.
         window: refill policy of the queue: ``"sliding"`` (default) refills as soon as an op completes, ``"drain"``
             once all have, as DeepSpeed does with ``overlap_events=False``.
-        direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, ``"required"`` raises
-            if it cannot, ``"disabled"`` never does. ``stats()`` reports the result.
+        direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, except for reads
+            of bytes that are in it; ``"required"`` raises if it cannot, ``"disabled"`` never does. ``stats()`` reports
+            the result.
         gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
             works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
             reports the result (``bytes_gds``, ``gds_reason``).
