@@ -252,7 +252,8 @@ def python_fork(
         )
         ended, _ = forked.wait(process)
         said, errors = stdout.read_text(), stderr.read_text()
-        assert ended == status, f"status {ended}\n{said}\n{errors}"
+        # A summary of failures shows the first line of the message.
+        assert ended == status, f"status {ended}: {(errors.splitlines() or [''])[-1]}\n{said}\n{errors}"
         return subprocess.CompletedProcess([str(script)], ended, said, errors)
 
     return run

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,19 @@ def with_descriptors(left: int, save: Callable[[], object]) -> str | None:
     return None
 
 
+def wait_for_probe() -> None:
+    """Wait for the thread that probes native AIO: it still has a descriptor after the engine has started."""
+
+    def name(thread: Path) -> str:
+        try:
+            return (thread / "comm").read_text().strip()
+        except OSError:  # it has ended
+            return ""
+
+    while any(name(thread) == "dnvme-probe" for thread in Path("/proc/self/task").iterdir()):
+        time.sleep(0.001)
+
+
 def attempt(folder: Path, kind: str, left: int) -> bool:
     """Save over the old state; whether that was refused."""
     save, load = SAVES[kind]
@@ -112,6 +126,7 @@ def check(parent: Path, kind: str, direct: Literal["preferred", "disabled"]) -> 
                 gc.disable()
                 # Its own descriptors are there before those that are left are counted.
                 ENGINES["now"] = deepnvme.Engine(workers=1, direct=direct)
+                wait_for_probe()
                 status = int(attempt(folder, kind, left))
             except BaseException:
                 traceback.print_exc()
