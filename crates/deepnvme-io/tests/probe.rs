@@ -18,18 +18,40 @@ use deepnvme_mem::{Buffer, Region};
 const CHILD: &str = "DEEPNVME_TEST_CHILD";
 const URING: [libc::c_long; 3] = [libc::SYS_io_uring_setup, libc::SYS_io_uring_enter, libc::SYS_io_uring_register];
 
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const SKIP_UNLESS_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const SKIP_UNLESS_GREATER: u16 = (libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+/// The offsets of the call number and of the first argument in a filter's input.
+const NUMBER: u32 = 0;
+const FIRST_ARGUMENT: u32 = 16;
+
+fn step(code: u16, jf: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code, jt: 0, jf, k }
+}
+
+fn refuse(errno: libc::c_int) -> libc::sock_filter {
+    step(RETURN, 0, libc::SECCOMP_RET_ERRNO | errno as u32)
+}
+
 /// Makes `calls` fail with `errno` on this thread and the threads it starts, permanently.
 fn forbid(calls: &[libc::c_long], errno: libc::c_int) {
-    const LOAD_NUMBER: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const SKIP_UNLESS_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    let step = |code, jf, k| libc::sock_filter { code, jt: 0, jf, k };
-    // The call number is the first field of a filter's input.
-    let mut program = vec![step(LOAD_NUMBER, 0, 0)];
-    for &call in calls {
-        program.push(step(SKIP_UNLESS_EQUAL, 1, call as u32));
-        program.push(step(RETURN, 0, libc::SECCOMP_RET_ERRNO | errno as u32));
+    let refusals = calls.iter().flat_map(|&call| [step(SKIP_UNLESS_EQUAL, 1, call as u32), refuse(errno)]);
+    install([step(LOAD, 0, NUMBER)].into_iter().chain(refusals).collect());
+}
+
+/// Makes queues with more than `entries` fail, permanently: rings with `ENOMEM`, AIO queues with `EAGAIN`.
+fn forbid_queues_beyond(entries: u32) {
+    let mut program = Vec::new();
+    for (call, errno) in [(libc::SYS_io_uring_setup, libc::ENOMEM), (libc::SYS_io_setup, libc::EAGAIN)] {
+        program.extend([step(LOAD, 0, NUMBER), step(SKIP_UNLESS_EQUAL, 3, call as u32)]);
+        program.extend([step(LOAD, 0, FIRST_ARGUMENT), step(SKIP_UNLESS_GREATER, 1, entries), refuse(errno)]);
     }
+    install(program);
+}
+
+/// Installs a filter on this thread and the threads it starts, permanently. Calls that it does not refuse are allowed.
+fn install(mut program: Vec<libc::sock_filter>) {
     program.push(step(RETURN, 0, libc::SECCOMP_RET_ALLOW));
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
     // SAFETY: both calls only read their arguments, and the filter's steps live until they return.
@@ -162,6 +184,22 @@ fn falls_back_to_threads_where_the_kernel_has_neither() {
         assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Threads);
         assert!(Engine::new(Config { backend: BackendChoice::Aio, ..Config::default() }).is_err());
     });
+}
+
+#[test]
+fn falls_back_where_only_short_queues_can_be_made() {
+    let body = || {
+        let probe = Probe::run();
+        assert!(probe.aio.works(), "{:?}", probe.aio);
+        assert_eq!(engine_round_trip(BackendChoice::Auto), BackendKind::Threads);
+        let engine = Engine::new(Config::default()).unwrap();
+        let reason = engine.backend_reason();
+        assert!(reason.contains("ENOMEM") == probe.uring.works() && reason.contains("fs.aio-max-nr"), "{reason}");
+        assert!(!engine.probe().uring.works() && !engine.probe().aio.works(), "{:?}", engine.probe());
+        let error = Engine::new(Config { backend: BackendChoice::Aio, ..Config::default() }).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::EAGAIN), "{error}");
+    };
+    in_child("falls_back_where_only_short_queues_can_be_made", || forbid_queues_beyond(8), body);
 }
 
 #[test]

@@ -17,7 +17,7 @@ from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor
 from torch.nn import Parameter
 
 from deepnvme._checkpoint.safe_unpickler import advice_to_allow, loadable_globals
-from deepnvme._checkpoint.state_walk import keys_of
+from deepnvme._checkpoint.state_walk import each_with_keys, keys_of
 from deepnvme._checkpoint.tensor_names import expression
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
@@ -204,10 +204,25 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
     except RecursionError as error:
         msg = "the objects of the state are nested too deeply to be saved and loaded again"
         raise InvalidArgumentError(msg) from error
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        msg = f"{_unpicklable(obj) or 'the state'}: this object cannot be pickled ({error}); save plain values in its place"
+        raise InvalidArgumentError(msg) from error
     _check_pickle(file.getvalue())
     if warns and pickler.refused:
         _warn_of_refused(obj, pickler.refused)
     return file.getvalue(), pickler.storages
+
+
+def _unpicklable(state: object) -> str | None:
+    """Return the expression of keys that lead to the first object that cannot be pickled."""
+    for keys, found in each_with_keys(state):
+        if isinstance(found, Tensor | Mapping | list | tuple):
+            continue
+        try:
+            Pickler(io.BytesIO()).dump(found)
+        except Exception:  # noqa: BLE001 (which one is known to the caller)
+            return expression(keys)
+    return None
 
 
 def warn_of_refused_values(state: object) -> None:

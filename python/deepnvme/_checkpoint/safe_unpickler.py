@@ -294,6 +294,11 @@ def errors_with_path(path: object) -> Iterator[None]:
         if "can't allocate memory" in str(error) or "out of memory" in str(error):
             raise OutOfMemoryError(f"{path}: there is not enough memory for the file's tensors: {error}") from error
         what = f"{type(error).__name__}: {error}"
+        if isinstance(error, NotImplementedError):
+            # torch continues with a list of what it has for which device.
+            first = what.partition(". ")[0]
+            msg = f"{path}: torch cannot build the file's objects on this device ({first}); load them on another"
+            raise UnsupportedError(msg) from error
         raise CorruptFileError(
             f"{path}: the file's objects cannot be built ({what}); it is damaged: restore it from a copy"
         ) from error

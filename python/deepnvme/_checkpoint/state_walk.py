@@ -37,15 +37,15 @@ def each_tensor(state: Any) -> Iterator[torch.Tensor]:
     """Yield each tensor once."""
     import torch  # noqa: PLC0415
 
-    return (found for _, found in _each(state) if isinstance(found, torch.Tensor))
+    return (found for _, found in each_with_keys(state) if isinstance(found, torch.Tensor))
 
 
 def keys_of(state: Any, wanted: object) -> Keys | None:
     """Return keys that lead to an object, or ``None``."""
-    return next((keys for keys, found in _each(state) if found is wanted), None)
+    return next((keys for keys, found in each_with_keys(state) if found is wanted), None)
 
 
-def _each(state: Any) -> Iterator[tuple[Keys, object]]:
+def each_with_keys(state: Any) -> Iterator[tuple[Keys, object]]:
     """Yield each object once, with keys that lead to it."""
     seen: dict[int, object] = {}
     todo: list[tuple[Keys, object]] = [((), state)]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -222,3 +224,43 @@ def repr_of(made: Any) -> str:
     if type(made) in (list, tuple):
         return f"{type(made)} [{', '.join(repr_of(element) for element in made)}]"
     return f"{type(made)} {made!r}"
+
+
+class Unpicklable:
+    """Contains a lock."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize("make", [threading.Lock, Unpicklable, lambda: (i for i in range(3)), lambda: lambda: 0])
+def test_an_object_that_cannot_be_pickled_is_named(tmp_path: Path, make: Callable[[], object]) -> None:
+    path = tmp_path / "a.pt"
+    deepnvme.save({"a": torch.ones(3)}, path)
+    state = {"a": torch.zeros(3), "deep": [{}, {"first": 1, "f": [{"x"}, make()]}]}
+    with pytest.raises(errors.InvalidArgumentError, match=re.escape("['deep'][1]['f'][1]: this object cannot")):
+        deepnvme.save(state, path)
+    with pytest.raises(errors.InvalidArgumentError, match="^the state: this object cannot"):
+        deepnvme.save(make(), path)
+    with (
+        deepnvme.Checkpointer(tmp_path / "run") as checkpointer,
+        pytest.raises(errors.InvalidArgumentError, match=re.escape("['deep'][1]['f'][1]")),
+    ):
+        checkpointer.save(1, state)
+    assert torch.equal(deepnvme.load(path)["a"], torch.ones(3))
+    assert [entry.name for entry in tmp_path.iterdir() if entry.is_file()] == ["a.pt"]
+
+
+def test_an_object_that_torch_cannot_build_on_a_device_is_not_called_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    deepnvme.save({"a": torch.quantize_per_tensor(torch.randn(4), 0.1, 0, torch.qint8)}, path)
+    with pytest.raises(errors.UnsupportedError, match=r"a\.pt: torch cannot build .* load them on another$"):
+        deepnvme.load(path, device="meta")
+
+
+def test_a_sparse_tensor_cannot_be_filled(tmp_path: Path) -> None:
+    path = tmp_path / "a.pt"
+    deepnvme.save({"a": torch.eye(4).to_sparse()}, path)
+    for target in (torch.zeros(4, 4), torch.zeros(4, 4).to_sparse()):
+        with pytest.raises(KeyError, match=r"a\.pt: the file contains no dense tensor called a;"):
+            deepnvme.load(path, into={"a": target})

@@ -5,7 +5,7 @@
 mod layout;
 mod start;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use deepnvme_mem::{Region, RegionMut};
 
@@ -15,7 +15,7 @@ pub use self::start::BackendFactory;
 use self::start::{EngineThreads, WorkerParts};
 use crate::backend::gds::{Gds, GpuRegistration};
 use crate::backend::{self, BackendKind};
-use crate::config::Config;
+use crate::config::{BackendChoice, Config};
 use crate::error::{Error, Result};
 use crate::file::TensorFile;
 use crate::gpu::{EngineGpus, GpuAccess};
@@ -58,12 +58,28 @@ impl Engine {
     /// errors of opening the backends and of starting threads.
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
-        let probe = Probe::run();
-        let (kind, reason) = probe.choose(config.backend)?;
-        let factory: BackendFactory = Arc::new(move |setup| backend::open(kind, setup));
-        let mut engine = Self::start(config, probe, reason, &factory)?;
-        engine.inline = Some(InlineExecutor::new(&engine.stats[0], &engine.config, &engine.gpus, &engine.recorder));
-        Ok(engine)
+        let mut probe = Probe::run();
+        loop {
+            let (kind, reason) = probe.choose(config.backend)?;
+            let refusal = Arc::new(OnceLock::new());
+            let opening = Arc::clone(&refusal);
+            let factory: BackendFactory = Arc::new(move |setup| {
+                backend::open(kind, setup).inspect_err(|error| drop(opening.set(error.clone())))
+            });
+            match Self::start(config.clone(), probe.clone(), reason, &factory) {
+                Ok(engine) => return Ok(engine.with_inline()),
+                // The probe's queue is short: the kernel may have had room for that one only.
+                Err(error) => match refusal.get() {
+                    Some(refusal) if config.backend == BackendChoice::Auto => probe.reject(kind, refusal)?,
+                    _ => return Err(error),
+                },
+            }
+        }
+    }
+
+    fn with_inline(mut self) -> Self {
+        self.inline = Some(InlineExecutor::new(&self.stats[0], &self.config, &self.gpus, &self.recorder));
+        self
     }
 
     /// Starts the workers with backends made by the caller.

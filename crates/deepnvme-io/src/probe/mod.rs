@@ -22,7 +22,7 @@ use crate::backend::{Backend, BackendKind, BackendSetup};
 use crate::config::BackendChoice;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fs::{self, OFlags};
-use crate::op::{Op, OpKind, Submit, SubmitMode, Token};
+use crate::op::{Errno, Op, OpKind, Submit, SubmitMode, Token};
 use crate::start::start_thread;
 
 /// Bytes of the file that each backend reads.
@@ -78,10 +78,7 @@ impl Probe {
         let [uring, aio, threads] =
             [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads].map(|kind| match attempt(kind) {
                 Ok(detail) => Availability::Works { detail },
-                Err(error) => {
-                    let Explanation { reason, remedy } = explain(kind, &error, &Facts::gather());
-                    Availability::Missing { errno: error.errno(), reason, remedy }
-                }
+                Err(error) => missing(kind, &error),
             });
         Self { uring, aio, threads }
     }
@@ -103,6 +100,23 @@ impl Probe {
             BackendKind::Threads => Some(&self.threads),
             BackendKind::Simulated => None,
         }
+    }
+
+    /// Marks a backend as missing, since it could not be opened with the settings of an engine.
+    ///
+    /// # Errors
+    /// The refusal if the process or the system has too many open files, which concerns every backend.
+    pub(crate) fn reject(&mut self, kind: BackendKind, refusal: &Error) -> Result<()> {
+        if let Some(Errno::MFILE | Errno::NFILE) = refusal.errno().map(Errno::from_raw_os_error) {
+            return Err(refusal.clone());
+        }
+        let availability = match kind {
+            BackendKind::Uring => &mut self.uring,
+            BackendKind::Aio => &mut self.aio,
+            BackendKind::Threads | BackendKind::Simulated => &mut self.threads,
+        };
+        *availability = missing(kind, refusal);
+        Ok(())
     }
 
     /// Returns the backend for a choice, and the reason.
@@ -136,6 +150,11 @@ impl Probe {
         }
         Err(Error::new(ErrorKind::Unsupported, "choose a backend", refusals.join("; ")))
     }
+}
+
+fn missing(kind: BackendKind, error: &Error) -> Availability {
+    let Explanation { reason, remedy } = explain(kind, error, &Facts::gather());
+    Availability::Missing { errno: error.errno(), reason, remedy }
 }
 
 fn explicit(kind: BackendKind, availability: &Availability) -> Result<(BackendKind, String)> {
