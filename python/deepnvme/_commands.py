@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _command_result
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.arguments import DURABILITIES, check_choice, parse_bytes
 from deepnvme._utils.public import public
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+_CHOICES = {
+    "backend": ("auto", "io_uring", "aio", "threads"),
+    "submit": ("batch", "single"),
+    "direct": ("required", "preferred", "disabled"),
+    "memory": ("pinned", "plain"),
+    "cache": ("cold", "warm"),
+    "durability": DURABILITIES,
+}
+_OPTION = re.compile(r"--([a-z-]+)(=?<[A-Z_]+>)?")
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -113,7 +125,8 @@ def bench(
         ``samples``) and ``ratio``; ``print`` shows the table.
 
     Raises:
-        ValueError: for invalid arguments, with a remedy.
+        TypeError: no folder is named, or an argument has the wrong type.
+        deepnvme.errors.InvalidArgumentError: a value is invalid.
         deepnvme.Error: if the machine refuses.
 
     Example:
@@ -121,6 +134,9 @@ def bench(
         >>> outcome["results"][0]["summary"]["gb_per_s"] > 0
         True
     """
+    check_choice(direction, "direction", ("read", "write"))
+    if against is not None:
+        check_choice(against, "against", ("fio",))
     valued: dict[str, int | str | None] = {
         "size": parse_bytes(size, "size"),
         "block-bytes": None if block_bytes is None else parse_bytes(block_bytes, "block_bytes"),
@@ -142,7 +158,7 @@ def bench(
         "plot": None if plot is None else os.fsdecode(plot),
     }
     flags = {"random": random, "validate": validate}
-    return _run("bench", direction, *_options(valued, flags), "--", *map(os.fsdecode, folders))
+    return _run("bench", direction, *_options(valued, flags), "--", *_folders("bench", folders))
 
 
 @public
@@ -179,7 +195,8 @@ def tune(
         and ``both``; ``print`` shows the tables and DeepSpeed's ``"aio"`` block.
 
     Raises:
-        ValueError: for invalid arguments, with a remedy.
+        TypeError: no folder is named, or an argument has the wrong type.
+        deepnvme.errors.InvalidArgumentError: a value is invalid.
         deepnvme.Error: if the machine refuses.
 
     Example:
@@ -199,16 +216,31 @@ def tune(
         "plot": None if plot is None else os.fsdecode(plot),
     }
     flags = {"no-read": not read, "no-write": not write}
-    return _run("tune", *_options(valued, flags), "--", *map(os.fsdecode, folders))
+    return _run("tune", *_options(valued, flags), "--", *_folders("tune", folders))
+
+
+def _folders(command: str, folders: tuple[_Path, ...]) -> list[str]:
+    if not folders:
+        arguments = '"read", ' if command == "bench" else ""
+        raise TypeError(f'deepnvme.{command} needs at least one folder: deepnvme.{command}({arguments}"/mnt/nvme")')
+    return [os.fsdecode(folder) for folder in folders]
 
 
 def _options(valued: dict[str, int | str | None], flags: dict[str, bool]) -> Iterator[str]:
     for name, value in valued.items():
+        if name in _CHOICES:
+            check_choice(value, name, _CHOICES[name])
         if value is not None:
             yield f"--{name}={value}"
     yield from (f"--{name}" for name, is_set in flags.items() if is_set)
 
 
 def _run(*arguments: str) -> CommandResult:
-    fields, text = _command_result(list(arguments))
+    try:
+        fields, text = _command_result(list(arguments))
+    except InvalidArgumentError as error:
+        # The first paragraph is the reason. The others tell how to use the command.
+        reason = " ".join(str(error).removeprefix("error: ").partition("\n\n")[0].split())
+        named = _OPTION.sub(lambda option: option[1].replace("-", "_"), reason)
+        raise InvalidArgumentError(named) from None
     return CommandResult(json.loads(fields), text)

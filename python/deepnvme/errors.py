@@ -50,13 +50,21 @@ class Error(OSError):
     """A transfer failed. ``errno``, ``strerror`` and ``filename`` have the meanings of :class:`OSError`.
 
     For a full disk, ``errno`` is ``errno.ENOSPC``, and the message has the bytes that are needed and free.
+
+    Attributes:
+        offset: byte offset of the failure in the file; ``None`` if it has none.
+        bytes_done: bytes of the request that were moved before the failure.
+
+    Example:
+        >>> try:
+        ...     deepnvme.read(torch.empty(1024), "no-such-file.bin")
+        ... except deepnvme.Error as error:
+        ...     print(type(error).__name__, error.filename, error.offset, error.bytes_done)
+        NotFoundError no-such-file.bin None 0
     """
 
     offset: int | None = None
-    """Byte offset of the failure in the file; ``None`` if it has none."""
-
     bytes_done: int = 0
-    """Bytes of the request that were moved before the failure."""
 
     def __str__(self) -> str:
         # OSError would print the error number and its text, which only the kernel's errors have.

@@ -4,7 +4,6 @@ use std::ffi::{OsStr, OsString};
 
 use deepnvme_cli::commands::{self, CheckedStdout, Session};
 use deepnvme_cli::{Error, Launcher};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::background::run;
@@ -38,7 +37,7 @@ pub(crate) fn _command_result(py: Python<'_>, arguments: Vec<OsString>) -> PyRes
     })?;
     match result {
         Ok(result) => Ok((result.json, result.text)),
-        Err(Error::Usage(text)) => Err(PyValueError::new_err(text)),
+        Err(Error::Usage(text)) => Err(error::plain(py, "InvalidArgumentError", text)),
         Err(Error::Engine(failure)) => Err(error::raise(py, &failure)),
         Err(other) => Err(error::plain(py, "Error", other.to_string())),
     }

@@ -1,6 +1,6 @@
 //! Convert the engine's errors to Python exceptions: the classes of `deepnvme.errors`.
 
-use deepnvme_io::{Error, ErrorKind};
+use deepnvme_io::{Error, ErrorKind, kernel_words};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rustix::io::Errno;
@@ -74,8 +74,7 @@ fn class_name(error: &Error) -> &'static str {
 
 /// Formats the text between error number and file name: verb, offset, the kernel's message, remedy.
 fn strerror(error: &Error, errno: i32) -> String {
-    let kernel = std::io::Error::from_raw_os_error(errno).to_string();
-    let words = kernel.split(" (os error").next().unwrap_or_default();
+    let words = kernel_words(Errno::from_raw_os_error(errno));
     let location = error.offset().map_or_else(String::new, |offset| format!(" at offset {offset}"));
     let remedy = if error.detail().is_empty() { String::new() } else { format!("; {}", error.explanation()) };
     format!("{}{location}: {words}{remedy}", error.operation())

@@ -283,7 +283,12 @@ fn item_fields<'py>(item: &Bound<'py, PyAny>) -> PyResult<ItemFields<'py>> {
             tuple.len()
         )));
     }
-    Ok((tuple.get_item(0)?, tuple.get_item(1)?.extract()?, tuple.get_item(2)?))
+    let first = tuple.get_item(0)?;
+    if first.hasattr(intern!(item.py(), "data_ptr"))? {
+        let text = "an item is a tuple (path, offset, tensor); the first element is a tensor";
+        return Err(PyTypeError::new_err(text));
+    }
+    Ok((first, tuple.get_item(1)?.extract()?, tuple.get_item(2)?))
 }
 
 /// Adds the item's index to the error.

@@ -26,13 +26,14 @@ pub const fn text(text: &str) -> Escaped<'_> {
     Escaped(text.as_bytes())
 }
 
-/// Formats a size in the largest binary unit in which it has whole quarters: `512 KiB`, `1.5 GiB`. Without one, rounds
-/// it to two decimals of the largest unit from MiB on, or gives the bytes: `2.00 GiB`, `4097 bytes`.
+/// Formats a size in the largest binary unit in which it has whole quarters, unless it has 2,048 or more of that unit:
+/// `512 KiB`, `1.5 GiB`. Otherwise, rounds it to two decimals of the largest unit from MiB on, or gives the bytes:
+/// `2.00 GiB`, `114.44 MiB`, `4097 bytes`.
 #[must_use]
 pub fn bytes(bytes: u64) -> String {
     for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         // Quarters are easy to read.
-        if bytes >= 1 << shift && bytes.is_multiple_of(1 << (shift - 2)) {
+        if (1..2048).contains(&(bytes >> shift)) && bytes.is_multiple_of(1 << (shift - 2)) {
             return format!("{} {unit}", bytes as f64 / (1_u64 << shift) as f64);
         }
     }

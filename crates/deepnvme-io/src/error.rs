@@ -253,6 +253,13 @@ impl Error {
     }
 }
 
+/// Returns the kernel's text for an error, as Python shows it: `No such file or directory`.
+#[must_use]
+pub fn kernel_words(errno: Errno) -> String {
+    let text = std::io::Error::from(errno).to_string();
+    text.split(" (os error").next().unwrap_or_default().to_owned()
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
@@ -265,7 +272,7 @@ impl fmt::Display for Error {
         }
         f.write_str(": ")?;
         if let Some(errno) = inner.errno {
-            write!(f, "{} (errno {})", std::io::Error::from(errno).kind(), errno.raw_os_error())?;
+            write!(f, "{} (errno {})", kernel_words(errno), errno.raw_os_error())?;
             if !inner.detail.is_empty() {
                 f.write_str("; ")?;
             }

@@ -59,7 +59,7 @@ pub use backend::gds::GpuRegistration;
 pub use config::{BackendChoice, Config, DirectMode, WindowMode};
 pub use deepnvme_cuda::exchange_capture_mode;
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
-pub use error::{Error, ErrorKind, Result};
+pub use error::{Error, ErrorKind, Result, kernel_words};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};
 pub use gpu::{GpuAccess, HostRegistration, StreamEvents, current_gpu, known_to_driver, wait_for_copies};
 pub use op::SubmitMode;

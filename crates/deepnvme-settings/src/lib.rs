@@ -59,7 +59,14 @@ impl SettingsFile {
     /// # Errors
     /// The file is missing, too large, not TOML, or has invalid settings; with the path, the line and the valid range.
     pub fn load(path: &Path) -> Result<Self> {
-        Self::parse(&fs::read_small(path, FILE_BYTES_MAX)?, path)
+        let text = fs::read_small(path, FILE_BYTES_MAX).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => error.because(
+                "there is no such file of settings; check the path, which DEEPNVME_CONFIG may name, or make the file with \
+                 `deepnvme tune`",
+            ),
+            _ => error,
+        })?;
+        Self::parse(&text, path)
     }
 
     /// Parses and checks the text of a file; `path` is for errors.

@@ -56,6 +56,23 @@ class Part:
 class Checkpoint:
     """One checkpoint of a :class:`deepnvme.Checkpointer`.
 
+    Attributes:
+        step: the step of this checkpoint.
+        path: the file, which ``torch.load`` or safetensors also read. For parts, the list of the parts; for a
+            sharded checkpoint, the folder.
+        nbytes: the size in bytes, of all files together.
+        time: when it was saved, as ISO 8601 in UTC.
+        index_offset: offset of the index in the file. The index contains names, sizes and any checksums.
+        index_nbytes: size of the index in bytes.
+        index_crc64: CRC-64/NVME of the index. With checksums, files whose tensors differ also differ here
+            (except with a chance of one in 2**64). Without them, the index of an archive contains CRC-32s of
+            its records, and that of a safetensors file only names, dtypes and sizes.
+        torch: the torch version that saved it.
+        deepnvme: the deepnvme version that saved it.
+        parts: the part files in order, if there are several.
+        written_ns: the latest modification time of its files after the save, in nanoseconds since 1970. A file
+            with a later one is kept when the checkpoint is retired. ``None`` for parts, which have their own.
+
     Example:
         >>> checkpointer = deepnvme.Checkpointer("checkpoints")
         >>> checkpointer.save(7, {"weight": torch.ones(3)})
@@ -67,31 +84,16 @@ class Checkpoint:
     """
 
     step: int
-    """The step of this checkpoint."""
     path: Path
-    """The file, which ``torch.load`` or safetensors also read. For parts, the list of the parts; for a sharded
-    checkpoint, the folder."""
     nbytes: int
-    """The size in bytes, of all files together."""
     time: str
-    """When it was saved, as ISO 8601 in UTC."""
     index_offset: int = field(repr=False)
-    """Offset of the index in the file. The index contains names, sizes and any checksums."""
     index_nbytes: int = field(repr=False)
-    """Size of the index in bytes."""
     index_crc64: str = field(repr=False)
-    """CRC-64/NVME of the index. With checksums, files whose tensors differ also differ here (except with a chance of
-    one in 2**64). Without them, the index of an archive contains CRC-32s of its records, and that of a safetensors
-    file only names, dtypes and sizes."""
     torch: str = field(repr=False)
-    """The torch version that saved it."""
     deepnvme: str = field(repr=False)
-    """The deepnvme version that saved it."""
     parts: tuple[Part, ...] = field(default=(), repr=False)
-    """The part files in order, if there are several."""
     written_ns: int | None = field(default=None, repr=False)
-    """The latest modification time of its files after the save, in nanoseconds since 1970. A file with a later one is
-    kept when the checkpoint is retired. ``None`` for parts, which have their own."""
 
     @property
     def is_sharded(self) -> bool:

@@ -10,7 +10,7 @@ import datetime as dt
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -204,6 +204,8 @@ class Checkpointer:
             TypeError, ValueError: the format cannot store the state; the message names the key.
         """
         self._check_process(is_to_save=True)
+        if isinstance(step, Mapping):
+            raise TypeError("step is a dict; the step comes first: save(step, state)")
         step = whole(step, "step")
         with self._save_lock:
             if self._nested_saves and not self._group.is_single:
@@ -459,6 +461,9 @@ class Checkpointer:
 @contextmanager
 def _before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
     """Call ``wait`` before each step of these optimizers, and at the end of the block."""
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise TypeError(f"overlap takes optimizers of torch, not {type(optimizer).__name__}")
     hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
     try:
         yield

@@ -13,6 +13,12 @@ from deepnvme._utils.public import public
 class CheckpointerStats:
     """The cost of saving so far. All processes count the same files, and each its own time.
 
+    Attributes:
+        saves: checkpoints that were added to the manifest.
+        nbytes: their size in bytes.
+        stall_s: seconds that ``save``, and the optimizers of ``overlap``, blocked training.
+        write_s: seconds from each call of ``save`` until its file got its name, summed up.
+
     Example:
         >>> checkpointer = deepnvme.Checkpointer("checkpoints")
         >>> checkpointer.save(1, {"weight": torch.ones(3)})
@@ -22,13 +28,9 @@ class CheckpointerStats:
     """
 
     saves: int
-    """Checkpoints that were added to the manifest."""
     nbytes: int
-    """Their size in bytes."""
     stall_s: float
-    """Seconds that ``save``, and the optimizers of ``overlap``, blocked training."""
     write_s: float
-    """Seconds from each call of ``save`` until its file got its name, summed up."""
 
 
 class StatsCounter:

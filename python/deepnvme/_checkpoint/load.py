@@ -76,7 +76,9 @@ def load(
         verify: how much to compare with the checksums of the file. ``"full"``: every byte, including names, dtypes
             and shapes. ``"sample"``: names, dtypes, shapes and 1/32 of the tensors. ``"off"``: nothing. ``"auto"``
             (default): at least the sample, and as much as 3% of the load's time allows. ``stats()`` reports the
-            amount (``bytes_compared``, ``bytes_not_compared``).
+            amount (``bytes_compared``, ``bytes_not_compared``). Files of other programs have no checksums for the
+            sample: only ``"full"`` compares the CRC-32s of an archive of ``torch.save``, and it refuses safetensors
+            files without checksums.
         engine: the engine that transfers the bytes. Default: the default engine.
         progress: as for ``save``.
         map_location: ``torch.load``'s name for ``device``. Like there, it may also be a dict of devices (saved device

@@ -126,7 +126,9 @@ def _plan(
                 plan.copied.append((name, target, stored))
     if missing:
         shown = ", ".join(sorted(missing)[:5])
-        msg = f"{request.name}: the file contains no dense tensor called {shown}; leave it out of into, or check the name"
+        msg = (
+            f"{request.name}: the file contains no dense tensor called {shown}; leave it out of into, or check the name"
+        )
         raise KeyError(msg)
     filled.check(request.name)
     return plans

@@ -77,6 +77,8 @@ def advice_to_allow(thing: Any) -> str:
     root = module.split(".", maxsplit=1)[0]
     if root in _NEVER_ALLOWED:
         return f"{module}.{name}, which cannot be allowed"
+    if isinstance(thing, type) and issubclass(thing, torch.nn.Module):
+        return f"{module}.{name} (save module.state_dict() instead)"
     if root == "numpy":
         return f"{module}.{name} (save value.item() or torch.from_numpy(array) instead)"
     return f"{module}.{name}: torch.serialization.add_safe_globals([{name}])"

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 SAFETENSORS_SUFFIX = ".safetensors"
 _NUMPY_REMEDY = "convert it: torch.from_numpy(array) of an array, torch.tensor(number) of a number"
-_SAFETENSORS_ONLY = "metadata and max_shard_bytes belong to safetensors; in a .pt file, save a dict that has them"
+_METADATA_REFUSED = "metadata belongs to safetensors; for a .pt file, put it into the dict that you save"
+_SHARDS_REFUSED = "max_shard_bytes splits safetensors files only; name the file .safetensors, or leave it out"
 # Metadata about the file itself: its checksums, and how its weights are packed.
 _RESERVED_PREFIX = "deepnvme."
 # How Hugging Face's loaders call tensors of torch.
@@ -117,7 +118,7 @@ def save(
     _refuse_list_name(path)
     if not is_safetensors(path):
         if shard_bytes_max is not None:
-            raise InvalidArgumentError(_SAFETENSORS_ONLY)
+            raise InvalidArgumentError(_SHARDS_REFUSED)
         return _save_file(obj, path, options, metadata, report)
     from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
@@ -157,7 +158,7 @@ def _save_file(
     if is_safetensors(path):
         saving = start_safetensors(path, describe_tensors(obj), options, _metadata_entries(metadata))
     elif metadata is not None:
-        raise InvalidArgumentError(_SAFETENSORS_ONLY)
+        raise InvalidArgumentError(_METADATA_REFUSED)
     else:
         saving = start_archive(obj, path, options, warns=warns)
     return saving.wait(report, True)[0]

@@ -22,18 +22,21 @@ _STEPS_MAX = 10_000
 
 @dataclass(frozen=True)
 class Step:
-    """The cost of one call: a prompt, or the next token of each sequence of a batch. Times are in seconds."""
+    """The cost of one call: a prompt, or the next token of each sequence of a batch.
+
+    Attributes:
+        seconds: duration of the call.
+        stalled_s: seconds spent waiting for layers.
+        disk_busy_s: seconds during which the disk was read.
+        bytes_read: bytes read.
+        tokens: sequences times positions.
+    """
 
     seconds: float
-    """Duration of the call."""
     stalled_s: float
-    """Time spent waiting for layers."""
     disk_busy_s: float
-    """Time during which the disk was read."""
     bytes_read: int
-    """Bytes read."""
     tokens: int
-    """Sequences times positions."""
 
     @property
     def compute_s(self) -> float:
@@ -76,7 +79,21 @@ class Step:
 @public
 @dataclass(frozen=True)
 class StreamStats(Step):
-    """The cost of all steps so far, and of reads between them. Times are in seconds.
+    """The cost of all steps so far, and of reads between them.
+
+    Attributes:
+        seconds: duration of all calls.
+        stalled_s: seconds spent waiting for layers.
+        disk_busy_s: seconds during which the disk was read.
+        bytes_read: bytes read.
+        tokens: sequences times positions.
+        steps: calls of the model.
+        hits: calls of layers that were in memory.
+        waits: calls of layers that waited.
+        fetches: layers loaded.
+        fetches_ahead: layers loaded before they were needed.
+        row_hits: rows and experts that were in memory.
+        row_waits: rows and experts that had to be read.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
@@ -90,19 +107,12 @@ class StreamStats(Step):
     """
 
     steps: int
-    """Calls of the model."""
     hits: int
-    """Calls of layers that were in memory."""
     waits: int
-    """Calls of layers that waited."""
     fetches: int
-    """Layers loaded."""
     fetches_ahead: int
-    """Layers loaded before they were needed."""
     row_hits: int
-    """Rows and experts that were in memory."""
     row_waits: int
-    """Rows and experts that had to be read."""
 
     @property
     def hit_rate(self) -> float:

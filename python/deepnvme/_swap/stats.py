@@ -12,6 +12,23 @@ from deepnvme._utils.public import public
 class SwapStats:
     """What a :class:`Swapper` has done since it was made, and how full it is.
 
+    Attributes:
+        hits: borrows and puts that found their memory at once.
+        waits: borrows and puts that waited.
+        stalled_s: total waiting time in seconds.
+        bytes_read: bytes read from disk.
+        bytes_written: bytes written to disk.
+        reads: tensors read.
+        write_backs: tensors written back.
+        failures: failed reads and writes.
+        evictions: tensors evicted from memory.
+        items: number of keys.
+        resident_bytes: bytes of memory in use now.
+        resident_bytes_peak: peak of the bytes in use.
+        memory_bytes: the memory limit in bytes.
+        stored_bytes: bytes of the swap files that belong to tensors.
+        file_bytes: bytes of the swap files.
+
     Example:
         >>> with deepnvme.Swapper(".", memory="1MB") as swapper:
         ...     swapper.put("weight", torch.ones(3))
@@ -20,35 +37,20 @@ class SwapStats:
     """
 
     hits: int
-    """Borrows and puts that found their memory at once."""
     waits: int
-    """Borrows and puts that waited."""
     stalled_s: float
-    """Total waiting time in seconds."""
     bytes_read: int
-    """Bytes read from disk."""
     bytes_written: int
-    """Bytes written to disk."""
     reads: int
-    """Tensors read."""
     write_backs: int
-    """Tensors written back."""
     failures: int
-    """Failed reads and writes."""
     evictions: int
-    """Tensors evicted from memory."""
     items: int
-    """Number of keys."""
     resident_bytes: int
-    """Bytes of memory in use now."""
     resident_bytes_peak: int
-    """Peak of the bytes in use."""
     memory_bytes: int
-    """The memory limit in bytes."""
     stored_bytes: int
-    """Bytes of the swap files that belong to tensors."""
     file_bytes: int
-    """Bytes of the swap files."""
 
     @property
     def hit_rate(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
@@ -54,6 +54,11 @@ class Borrowed(_BorrowScope):
         except BaseException:
             self.release()
             raise
+
+    def __getattr__(self, name: str) -> NoReturn:
+        # For attributes of a tensor, by users who left out the block.
+        label = f"{type(self).__name__!r} object has no attribute {name!r}"
+        raise AttributeError(f"{label}; get the tensor in a block: with swapper.borrow({self._key!r}) as tensor:")
 
     def release(self) -> None:
         """Return the tensor, as a block that raises does. Repeated calls do nothing.

@@ -240,7 +240,7 @@ def test_an_object_that_cannot_be_pickled_is_named(tmp_path: Path, make: Callabl
     state = {"a": torch.zeros(3), "deep": [{}, {"first": 1, "f": [{"x"}, make()]}]}
     with pytest.raises(errors.InvalidArgumentError, match=re.escape("['deep'][1]['f'][1]: this object cannot")):
         deepnvme.save(state, path)
-    with pytest.raises(errors.InvalidArgumentError, match="^the state: this object cannot"):
+    with pytest.raises(errors.InvalidArgumentError, match=r"^the state: this object cannot"):
         deepnvme.save(make(), path)
     with (
         deepnvme.Checkpointer(tmp_path / "run") as checkpointer,

@@ -9,7 +9,7 @@ use deepnvme_perf::units::parse_bytes;
 use super::values::{Durability, Memory};
 
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(override_usage = "deepnvme tune [OPTIONS] <FOLDERS>...", after_help = "Examples:
   deepnvme tune /mnt/nvme                          search for a minute, write deepnvme.toml
   deepnvme tune /mnt/a /mnt/b --budget 3m          tune each disk, and both at the same time
   deepnvme tune /mnt/nvme --no-write --plot map.html

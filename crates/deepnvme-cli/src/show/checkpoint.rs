@@ -80,7 +80,12 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         let (tensors, bytes) = (tensors_text(file.tensors.len()), bytes_text(file.file_bytes));
         let _ = writeln!(out, "{}: {kind}, {bytes}, {tensors}, {sums}", display::path(&file.path));
         for (key, value) in &file.metadata {
-            let _ = writeln!(out, "  {}: {}", display::text(key), display::text(value));
+            let _ = match value.len() {
+                METADATA_BYTES_MAX.. if depth < usize::MAX => {
+                    writeln!(out, "  {}: {} (--all shows it)", display::text(key), bytes_text(value.len() as u64))
+                }
+                _ => writeln!(out, "  {}: {}", display::text(key), display::text(value)),
+            };
         }
         let mut root = Node::default();
         for tensor in &file.tensors {
@@ -98,6 +103,8 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
     out
 }
 
+/// Bytes of a value of metadata from which on only its size is shown.
+const METADATA_BYTES_MAX: usize = 512;
 /// Bytes of a file from which on the speed of its verification is shown.
 const VERIFIED_SPEED_BYTES_MIN: u64 = 1 << 20;
 

@@ -111,7 +111,8 @@ pub fn draw_comparison(comparison: &Comparison) -> String {
         let (stored, default, ratio) = (line.stored.speed.median, line.default.speed.median, &line.ratio);
         let _ = writeln!(
             out,
-            "\n{} {direction}: {stored:.2} GB/s, default {default:.2}; {:.2} times as fast ({:.2} to {:.2})\n  {}",
+            "\n{} {direction}: {stored:.2} GB/s, default {default:.2}; {:.2} times as fast by the median of \
+             the rounds ({:.2} to {:.2})\n  {}",
             display::path(&line.folder),
             ratio.median,
             ratio.min,

@@ -65,7 +65,7 @@ pub fn is_folder(path: &Path) -> bool {
 /// Creates a folder and its missing parents.
 ///
 /// # Errors
-/// The kernel's error, with the path of the folder that could not be made. `EXIST` if its name is taken by another kind
+/// The kernel's error, with the path of the folder that could not be made. `NOTDIR` if its name is taken by another kind
 /// of file. `NotFound` if its name is a symbolic link that leads nowhere.
 pub fn make_folders(path: &Path) -> Result<()> {
     const OPERATION: &str = "make folder";
@@ -84,6 +84,7 @@ pub fn make_folders(path: &Path) -> Result<()> {
         Err(Errno::EXIST) if stat_link(path).is_ok_and(|stat| stat.kind == FileKind::Link) => {
             Err(Error::dangling(OPERATION, path))
         }
+        Err(Errno::EXIST) => Err(Error::os(OPERATION, Errno::NOTDIR).at_path(path)),
         made => made.map_err(|errno| Error::os(OPERATION, errno).at_path(path)),
     }
 }

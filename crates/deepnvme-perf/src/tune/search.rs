@@ -76,10 +76,11 @@ impl SearchResult {
         let gap = (1.0 - self.best().median() / best.max(f64::MIN_POSITIVE)) * 100.0;
         let near = if gap < 0.05 { "the best".to_owned() } else { format!("within {:.1}% of the best", gap.max(0.1)) };
         match self.equal {
-            1 => format!("{near} of {tried} tried{short}"),
-            equal => {
-                format!("{near} of {tried} tried, {equal} candidates indistinguishable; the smallest was chosen{short}")
-            }
+            1 => format!("{near} of the finalists, {tried} tried{short}"),
+            equal => format!(
+                "{near} of the finalists, {tried} tried, {equal} candidates indistinguishable; the smallest was \
+                 chosen{short}"
+            ),
         }
     }
 }

@@ -19,6 +19,7 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from deepnvme._checkpoint.background_save import POLL_INTERVAL_S, SignalSafeEvent
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ T = TypeVar("T")
 # How long the fastest process waits for the slowest to write its share. The end of a process is noticed at once; this
 # is for machines that vanish. torch's own gloo groups have the same default.
 TIMEOUT = dt.timedelta(minutes=30)
+# A rank that waits longer than this for the others to make their Checkpointers says so, once.
+PATIENCE_S = 30.0
 
 
 @dataclass
@@ -62,7 +65,7 @@ class RankGroup:
 
         if dist.get_rank(process_group) < 0:
             msg = "this process is not in process_group; only members can make a Checkpointer with it"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         # Up to torch 2.7 this call requires a group, even for all ranks.
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
@@ -264,9 +267,16 @@ def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
             is_over.set()
 
     threading.Thread(target=run, name="deepnvme-rendezvous", daemon=True).start()
-    deadline = time.monotonic() + timeout.total_seconds()
+    began, has_warned = time.monotonic(), False
     while not is_over.wait(POLL_INTERVAL_S):
-        if time.monotonic() > deadline:
+        waited_s = time.monotonic() - began
+        if waited_s > PATIENCE_S and not has_warned:
+            has_warned = True
+            warn_caller(
+                "this process waits for the other ranks to make their Checkpointer; make it in all processes, not only "
+                "in one (`if rank == 0:`), or pass a process_group that contains this process alone"
+            )
+        if waited_s > timeout.total_seconds():
             msg = f"another process has ended, or makes no Checkpointer: none came within {timeout}"
             raise PeerError(msg)
     if failed:
