@@ -19,7 +19,7 @@ from torch.utils import _pytree as tree
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import UnsupportedError
-from deepnvme.optim._state_store import empty_as, flat, stride_of, with_strides_of
+from deepnvme.optim._state_store import flat, stride_of, with_strides_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -42,12 +42,20 @@ class SwappedGradients:
         layout: positions of the parameters.
         kernel: adds and measures.
         record_use: called with each key in order of use.
+        follow: called before a gradient is written, to keep what there is in the memory order of its parameter.
     """
 
     def __init__(
-        self, swapper: Swapper, layout: StateLayout, kernel: Kernel, record_use: Callable[[str], None]
+        self,
+        swapper: Swapper,
+        layout: StateLayout,
+        kernel: Kernel,
+        *,
+        record_use: Callable[[str], None],
+        follow: Callable[[torch.nn.Parameter], None],
     ) -> None:
         self._swapper, self._layout, self._kernel, self._record_use = swapper, layout, kernel, record_use
+        self._follow = follow
         self._watched: set[torch.nn.Parameter] = set()
         self._hooks: list[RemovableHandle] = []
         # Also without a `close`: the parameters may outlive this.
@@ -101,6 +109,7 @@ class SwappedGradients:
 
     def put(self, param: torch.Tensor, grad: torch.Tensor) -> None:
         """Write a gradient to disk."""
+        self._follow(param)  # type: ignore[arg-type]
         new = in_order(grad, param)
         for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
             self._put(group, placement, new[placement.piece.begin : placement.piece.end])
@@ -121,6 +130,7 @@ class SwappedGradients:
 
     def add(self, param: torch.Tensor, grad: torch.Tensor, factor: float) -> None:
         """Add to a gradient on disk that is pending multiplication by ``factor``."""
+        self._follow(param)  # type: ignore[arg-type]
         new = in_order(grad, param)
         for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
             some = new[placement.piece.begin : placement.piece.end]
@@ -137,14 +147,15 @@ class SwappedGradients:
             self._record_use(group.grad_key)
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
-        """Read a gradient in the shape of its parameter."""
-        out = empty_as(param, param.dtype)
-        values = flat(out)
+        """Read a gradient in the shape of its parameter, and the memory order in which it is kept."""
+        order = self._layout.order(param)
+        count = param.numel() if order is None else math.prod(order.shape)
+        values = torch.empty(count, dtype=param.dtype)
         for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
             self._swapper.read(
                 group.grad_key, placement.grad_offset, values[placement.piece.begin : placement.piece.end]
             )
-        return out
+        return values.view(param.shape) if order is None else order.view(values)
 
     def squares(self, param: torch.Tensor) -> float:
         """Return the sum of squares of a gradient; infinite or NaN if an element is."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 
+from deepnvme._utils.strides import MemoryOrder
 from deepnvme.optim._formats import BLOCK, StateData, StateKind
-from deepnvme.optim._state_store import ParameterSlice
+from deepnvme.optim._state_store import ParameterSlice, order_of
 
 
 @dataclass(eq=False)
@@ -87,10 +89,15 @@ class StateLayout:
         self.open_group: StateGroup | None = None
         self._locations: dict[torch.nn.Parameter, list[tuple[StateGroup, Placement]]] = {}
         self._kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
+        self._orders: dict[torch.nn.Parameter, MemoryOrder] = {}
 
     def kinds(self, param: torch.nn.Parameter) -> tuple[StateKind, ...] | None:
         """Return the kinds of state of a parameter; ``None`` if it has no place."""
         return self._kinds.get(param)
+
+    def order(self, param: torch.Tensor) -> MemoryOrder | None:
+        """Return the memory order in which state and gradient of a parameter are kept; ``None`` if it has no place."""
+        return self._orders.get(cast("torch.nn.Parameter", param))
 
     def locations(self, param: torch.nn.Parameter) -> Sequence[tuple[StateGroup, Placement]]:
         """Return the group and placement of each part of a parameter, in element order."""
@@ -106,6 +113,7 @@ class StateLayout:
         self.remove(param)
         # `_kinds` is set last, since an interrupt may come between any two calls.
         locations = self._locations[param] = []
+        self._orders[param] = order_of(param)
         block_bytes = sum(self._bytes(param, kinds, BLOCK))
         if block_bytes == 0:
             self._kinds[param] = kinds
@@ -129,6 +137,7 @@ class StateLayout:
     def remove(self, param: torch.nn.Parameter) -> list[StateGroup]:
         """Remove a parameter. Return the groups that became empty."""
         self._kinds.pop(param, None)
+        self._orders.pop(param, None)
         empty = []
         for group, placement in self._locations.get(param, []):
             if placement in group.placements:

@@ -11,12 +11,13 @@ import torch
 
 from deepnvme._deepnvme import read as read_bytes
 from deepnvme._utils.metadata_file import open_regular
-from deepnvme.errors import InvalidArgumentError
+from deepnvme._utils.strides import MemoryOrder, is_dense_order, row_major
+from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file
 from deepnvme.optim._formats import FP32, decode, encode
 from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
-from deepnvme.optim._state_store import MASTER, Shards
+from deepnvme.optim._state_store import MASTER, Shards, order_of
 
 if TYPE_CHECKING:
     from deepnvme.optim._formats import StateKind
@@ -30,6 +31,8 @@ def save(
 ) -> dict[str, int]:
     """Write the file. Return bytes by route."""
     resolved = _resolve_shards(optimizer, shards)
+    for param in resolved:
+        store.follow(param)
     groups = [group for group in store.layout.groups() if group.nbytes and _placements_with_state(store, group)]
     extents, begins, at = [], [], 0
     for group in groups:
@@ -48,6 +51,7 @@ def save(
         resolved[param][0]: SavedParameter(
             float(state["step"]) if "step" in state else None,
             tuple(kind.name for kind in store.layout.kinds(param) or ()),
+            _stride_of(param),
         )
         for param in resolved
         if store.has(param)
@@ -101,7 +105,8 @@ class _Loader:
         self._parameters: dict[str, SavedParameter] = {}
         for saved in files:
             for name, parameter in saved.parameters.items():
-                if self._parameters.setdefault(name, parameter) != parameter:
+                known = self._parameters.setdefault(name, parameter)
+                if (known.step, known.kinds) != (parameter.step, parameter.kinds):
                     msg = (
                         f"{self._names(files)}: these files are of different steps or optimizers; they differ in {name}"
                     )
@@ -119,6 +124,16 @@ class _Loader:
             for param in group["params"]
             if self._shards[param][0] in self._parameters
         }
+        # Parameters whose elements are counted in another order in the files.
+        self._reordered = {
+            param: self._saved_order(param)
+            for param in self._kinds
+            if self._parameters[self._shards[param][0]].stride != _stride_of(param)
+        }
+        if self._reordered and shards is not None:
+            name = self._shards[next(iter(self._reordered))][0]
+            msg = f"{self._names(files)}: the elements of {name} have another memory order than in this model"
+            raise InvalidArgumentError(f"{msg}; give the parameters the order that they were saved in")
         self.bytes_by_route: dict[str, int] = defaultdict(int)
 
     def begin(self) -> None:
@@ -134,6 +149,8 @@ class _Loader:
                     state = optimizer.state[param]
                     if step is not None:
                         state["step"] = torch.tensor(step)
+                    if param in self._reordered:
+                        state.update(self._values(param))
                     store.initialise(param, state, self._kinds[param])
             store.layout.close_group()
 
@@ -180,6 +197,29 @@ class _Loader:
                 raise InvalidArgumentError(msg)
         return found
 
+    def _saved_order(self, param: torch.nn.Parameter) -> MemoryOrder:
+        """Return the memory order of a parameter in the files."""
+        name, _ = self._shards[param]
+        shape = tuple(param.shape)
+        stride = self._parameters[name].stride
+        strides = row_major(shape) if stride is None else stride
+        order = MemoryOrder.of(shape, strides) if len(strides) == len(shape) else None
+        if order is None or not is_dense_order(order):
+            msg = f"{self._names(self._files)}: {name} has the strides {stride}"
+            raise CorruptFileError(f"{msg}, which a tensor of shape {shape} cannot have; use another file")
+        return order
+
+    def _values(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
+        """Read the state of a parameter as a whole, in the order of the files."""
+        name, _ = self._shards[param]
+        found = {}
+        for kind in self._kinds[param]:
+            values = torch.empty(param.numel())
+            _fill(values, self._extents[name, kind.name], 0, kind)
+            found[kind.name] = self._reordered[param].view(values)
+            self.bytes_by_route["memory_bytes"] += kind.format.nbytes(param.numel())
+        return found
+
     def _names(self, files: Sequence[StateFile]) -> str:
         return ", ".join(str(saved.path) for saved in files)
 
@@ -195,7 +235,7 @@ class _Loader:
         """Find the position in a file where the group is stored with the same layout."""
         sources: set[tuple[Path, int] | None] = set()
         for placement in group.placements:
-            if not self._store.has(placement.piece.param):
+            if not self._store.has(placement.piece.param) or placement.piece.param in self._reordered:
                 return None
             for kind, begin, extents, first in self._placement_extents(placement):
                 wanted = (first, placement.piece.count, kind.format)
@@ -211,13 +251,13 @@ class _Loader:
         self._store.prepare(group)
         with self._store.swapper.borrow(group.key) as memory:
             for placement in placements:
+                if placement.piece.param in self._reordered:
+                    # It was initialised with its values.
+                    continue
                 state = placement.state(memory)
                 for kind, _, extents, first in self._placement_extents(placement):
                     values = torch.empty(placement.piece.count)
-                    for extent in extents:
-                        low, high = max(extent.begin, first), min(extent.end, first + placement.piece.count)
-                        if low < high:
-                            values[low - first : high - first] = _read(extent, low, high, kind)
+                    _fill(values, extents, first, kind)
                     encode(state[kind.name], values, kind)
                     self.bytes_by_route["memory_bytes"] += kind.format.nbytes(placement.piece.count)
 
@@ -274,6 +314,19 @@ def _check_shapes(optimizer: SteppingOptimizer, shapes: list[list[int]], path: P
                 f"{path}: parameter {index} has the shape {tuple(saved)} in the file, and {tuple(own)} here; it is "
                 "another model's: give the file of this one"
             )
+
+
+def _stride_of(param: torch.nn.Parameter) -> tuple[int, ...] | None:
+    order = order_of(param)
+    return None if order.is_row_major else order.stride
+
+
+def _fill(values: torch.Tensor, extents: Sequence[StateExtent], first: int, kind: StateKind) -> None:
+    """Fill values with the elements from ``first`` on."""
+    for extent in extents:
+        low, high = max(extent.begin, first), min(extent.end, first + len(values))
+        if low < high:
+            values[low - first : high - first] = _read(extent, low, high, kind)
 
 
 def _read(extent: StateExtent, low: int, high: int, kind: StateKind) -> torch.Tensor:

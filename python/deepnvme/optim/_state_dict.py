@@ -12,7 +12,7 @@ from deepnvme._utils.arguments import path_of
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim import _save_load
 from deepnvme.optim._optimizer import SHORT
-from deepnvme.optim._state_store import stride_of, without_scales
+from deepnvme.optim._state_store import without_scales
 from deepnvme.optim._step import SteppingOptimizer
 
 if TYPE_CHECKING:
@@ -41,8 +41,7 @@ class KernelOptimizer(SteppingOptimizer):
         for index, param in zip(saved, ours, strict=True):
             gathered = self._store.read(param)
             if gathered:
-                shaped = {name: _shaped(tensor, param) for name, tensor in gathered.items()}
-                packed["state"][index] = {**without_scales(packed["state"].get(index, {})), **shaped}
+                packed["state"][index] = {**without_scales(packed["state"].get(index, {})), **gathered}
         return packed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -138,8 +137,3 @@ class KernelOptimizer(SteppingOptimizer):
         found = _save_load.load(self, self._on_disk(), [path_of(one) for one in paths], shards, verify)
         self._progress, self._is_half_loaded = None, False
         return found
-
-
-def _shaped(tensor: torch.Tensor, param: torch.nn.Parameter) -> torch.Tensor:
-    """Give flat state the shape and memory order of its parameter."""
-    return tensor.as_strided(param.shape, stride_of(param))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ALIGNED_BYTES = 4096
 _NAME = "deepnvme.optimizer"
-_VERSION = 4
+_VERSION = 5
 # Larger step counts are not exact in a float.
 _STEPS_MAX = 1 << 53
 _PADDING = re.compile(r"pad\.\d+")
@@ -60,10 +60,12 @@ class StateExtent:
 
 @dataclass(frozen=True)
 class SavedParameter:
-    """The step count of a parameter, if its optimizer counts steps, and its kinds of state."""
+    """The step count of a parameter, if its optimizer counts steps, its kinds of state, and its memory order."""
 
     step: float | None
     kinds: tuple[str, ...]
+    stride: tuple[int, ...] | None = None
+    """The strides of a ``MemoryOrder``, in which its elements are counted. ``None`` for row-major order."""
 
 
 @dataclass
@@ -94,7 +96,9 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
         "optimizer": saved.optimizer,
         "groups": saved.groups,
         "shapes": saved.shapes,
-        "parameters": {name: {"step": one.step, "kinds": one.kinds} for name, one in saved.parameters.items()},
+        "parameters": {
+            name: {"step": one.step, "kinds": one.kinds, "stride": one.stride} for name, one in saved.parameters.items()
+        },
         "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.extents],
     }
     new = _ReflinkTarget(path, _tensors(saved, nbytes), [(_NAME, json.dumps(header))], checksums)
@@ -187,12 +191,16 @@ def _groups(header: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 def _parameters(header: dict[str, Any], path: Path) -> dict[str, SavedParameter]:
     found = {}
     for name, one in header["parameters"].items():
-        step, kinds = one["step"], one["kinds"]
+        step, kinds, stride = one["step"], one["kinds"], one["stride"]
         if step is not None and not (_is_number(step) and 0 <= step < _STEPS_MAX and step == int(step)):
             raise _corrupt(path, 8, f"the parameter {name!r} has the step count {step!r}")
         if not (isinstance(kinds, list) and all(isinstance(kind, str) for kind in kinds)):
             raise _corrupt(path, 8, f"the parameter {name!r} has no list of the kinds of its state")
-        found[name] = SavedParameter(None if step is None else float(step), tuple(kinds))
+        if stride is not None and not (isinstance(stride, list) and all(type(one) is int for one in stride)):
+            raise _corrupt(path, 8, f"the parameter {name!r} has the strides {stride!r:.200}")
+        found[name] = SavedParameter(
+            None if step is None else float(step), tuple(kinds), None if stride is None else tuple(stride)
+        )
     return found
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from deepnvme._modules.placeholder import ON_DISK_STRIDE
-from deepnvme._utils.strides import is_dense, row_major
+from deepnvme._utils.strides import MemoryOrder, is_dense, row_major
 from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode
 
 if TYPE_CHECKING:
@@ -73,11 +73,14 @@ class StateStore(Protocol):
     def initialise(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
         """Take the state of these kinds from ``state``, or initialise it."""
 
+    def follow(self, param: torch.nn.Parameter) -> None:
+        """Keep the state of a parameter in its memory order, after that changed. Raise if its shape changed."""
+
     def discard(self, param: torch.nn.Parameter) -> None:
         """Drop the state of a parameter."""
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Return fp32 copies, flat, of state that the optimizer's ``state`` does not contain in torch's format."""
+        """Return fp32 copies of state that the optimizer's ``state`` does not contain in torch's format."""
 
     def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
         """Split the slices into batches that are leased at once."""
@@ -110,6 +113,9 @@ class MemoryStore:
         """Return False: the optimizer holds it."""
         return False
 
+    def follow(self, param: torch.nn.Parameter) -> None:
+        """Do nothing: ``initialise`` does."""
+
     def discard(self, param: torch.nn.Parameter) -> None:
         """Do nothing: the optimizer holds the state."""
 
@@ -140,8 +146,10 @@ class MemoryStore:
         found, state = {}, self._optimizer.state.get(param, {})
         for kind in self._short_kinds.get(param, ()):
             if kind.name in state:
-                found[kind.name] = torch.empty(param.numel())
-                decode(_state_data(state, kind), found[kind.name], kind)
+                values = torch.empty(param.numel())
+                decode(_state_data(state, kind), values, kind)
+                # Its own order: the parameter may have got another one since the last step.
+                found[kind.name] = values.as_strided(state[kind.name].shape, state[kind.name].stride())
         return found
 
     def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
@@ -193,6 +201,11 @@ def stride_of(param: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a parameter; of one on disk, the strides it has in memory."""
     stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or param.stride()
     return stride
+
+
+def order_of(param: torch.Tensor) -> MemoryOrder:
+    """Return the memory order of a parameter; of one on disk, the order it has in memory."""
+    return MemoryOrder.of(param.shape, stride_of(param))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:

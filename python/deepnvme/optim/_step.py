@@ -10,7 +10,7 @@ import torch
 
 from deepnvme._deepnvme import StepGradients
 from deepnvme._utils.tensors import without_gradients
-from deepnvme.errors import ClosedError, Error, UnsupportedError
+from deepnvme.errors import ClosedError, Error, InvalidArgumentError, UnsupportedError
 from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._optimizer import SHORT, OptimizerBase, ParamGroup
@@ -78,8 +78,9 @@ class SteppingOptimizer(OptimizerBase):
         try:
             self._resume_step(progress, gathered)
             is_done = True
-        except (UnsupportedError, ClosedError):
-            # Not a disk error: a gradient is gone or partial, or the state is gone. Retrying does not help.
+        except (UnsupportedError, ClosedError, InvalidArgumentError):
+            # Not a disk error: a gradient is gone or partial, the state is gone, or does not fit. Retrying does not
+            # help.
             raise
         except Error as error:
             # Not every OSError: a signal handler may raise one.
@@ -313,6 +314,8 @@ class SteppingOptimizer(OptimizerBase):
     def _prepare(
         self, param: torch.nn.Parameter, group: ParamGroup, progress: StepProgress
     ) -> tuple[ParameterSlice, int]:
+        # Raises if the parameter does not fit its state, before anything is noted.
+        self._store.follow(param)
         state = self.state[param]
         if not state and not self._store.has(param):
             self._initialise_count(state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,11 @@ import torch
 
 from deepnvme._swap import Swapper
 from deepnvme._utils.arguments import parse_bytes
-from deepnvme.errors import ClosedError
+from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import StateLayout
-from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, with_strides_of
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, order_of, with_strides_of
 
 if TYPE_CHECKING:
     import os
@@ -58,7 +59,9 @@ class SwapStore:
         self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
         self.gradients = None
         if kernel is not None:
-            self.gradients = SwappedGradients(self.swapper, self.layout, kernel, self._record_use)
+            self.gradients = SwappedGradients(
+                self.swapper, self.layout, kernel, record_use=self._record_use, follow=self.follow
+            )
         # Parameters that have state, possibly empty.
         self._with_state: set[torch.nn.Parameter] = set()
         # State and gradients of parameters that are being moved to another place.
@@ -88,7 +91,7 @@ class SwapStore:
     def initialise(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
         """Take over the given state, and initialise the rest. Master weights are copied from the parameter."""
         # Ctrl-C may come between any two calls, so state is removed only once it is stored elsewhere.
-        is_new = param in self._moving or self.layout.kinds(param) != kinds
+        is_new = param in self._moving or self.layout.kinds(param) != kinds or not self._is_in_order(param)
         taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
         if not is_new and not taken and param in self._with_state:
             return
@@ -109,9 +112,29 @@ class SwapStore:
             for group in [group for group in self._waiting if group is not self.layout.open_group]:
                 self.prepare(group)
 
+    def follow(self, param: torch.nn.Parameter) -> None:
+        """Keep state and gradient of a parameter in its memory order, after that changed."""
+        kinds = self.layout.kinds(param)
+        if kinds is None or self._is_in_order(param):
+            return
+        if param in self._with_state:
+            self.initialise(param, {}, kinds)
+        else:
+            self.generation += 1
+            self._move(param, kinds)
+            self._moving.pop(param, None)
+
+    def _is_in_order(self, param: torch.nn.Parameter) -> bool:
+        order = self.layout.order(param)
+        return order is None or order == order_of(param)
+
     def _move(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> dict[str, torch.Tensor]:
-        """Move a parameter to a place for other kinds of state, after settings changed. Return its state."""
+        """Move a parameter to a place for other kinds of state or another memory order. Return its state, flat."""
         if param not in self._moving:
+            order = self.layout.order(param)
+            if order is not None and order.shape != tuple(param.shape):
+                msg = f"a parameter has the shape {tuple(param.shape)}, and its state the shape {order.shape}"
+                raise InvalidArgumentError(f"{msg}; make a new optimizer after such a change")
             is_swapped = self.gradients is not None and isinstance(param.grad, SwappedGradient)
             gradient = self.gradients.read(param) if is_swapped and self.gradients is not None else None
             self._moving[param] = (self.read(param), gradient)
@@ -124,7 +147,7 @@ class SwapStore:
         self.layout.place(param, kinds)
         if self.gradients is not None and gradient is not None:
             self.gradients.put(param, gradient)
-        return {kind.name: before[kind.name] for kind in kinds if kind.name in before}
+        return {kind.name: flat(with_strides_of(param, before[kind.name])) for kind in kinds if kind.name in before}
 
     def discard(self, param: torch.nn.Parameter) -> None:
         """Drop the state of a parameter. Its place is kept."""
@@ -134,10 +157,15 @@ class SwapStore:
             placement.initial_values = None
 
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Read the state of a parameter into new memory: fp32, flat, in the memory order of the parameter."""
-        if param not in self._with_state:
+        """Read the state of a parameter into new memory: fp32, in the memory order in which it is kept."""
+        if param in self._moving:
+            # An interrupt came before the state had its new place.
+            return {name: tensor.clone() for name, tensor in self._moving[param][0].items()}
+        order = self.layout.order(param)
+        if param not in self._with_state or order is None:
             return {}
-        found = {kind.name: torch.empty(param.numel()) for kind in self.layout.kinds(param) or ()}
+        count = math.prod(order.shape)
+        found = {kind.name: torch.empty(count) for kind in self.layout.kinds(param) or ()}
         for group, placement in self.layout.locations(param):
             self.prepare(group)
             for kind, begin, end in placement.extents():
@@ -145,7 +173,7 @@ class SwapStore:
                 self.swapper.read(group.key, begin, memory)
                 out = found[kind.name][placement.piece.begin : placement.piece.end]
                 decode(kind.format.view(memory, placement.piece.count), out, kind)
-        return found
+        return {name: order.view(values) for name, values in found.items()}
 
     def batches(self, pieces: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
         """Split whole parameters into batches by group."""

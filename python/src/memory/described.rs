@@ -1,6 +1,7 @@
 //! Shape, strides, dtype and address of torch tensors with one C call each, for work on thousands of them.
 
 use std::ffi::c_void;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
@@ -101,6 +102,16 @@ impl Described<'_> {
             expected = expected.saturating_mul(size);
             is_next
         })
+    }
+
+    /// Returns a hash of the shape and memory order.
+    pub(crate) fn order_hash(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        for (&size, &stride) in self.shape.iter().zip(self.strides) {
+            // The stride of a dimension with one element may be anything.
+            (size, if size == 1 { 0 } else { stride }).hash(&mut hasher);
+        }
+        hasher.finish()
     }
 
     /// Returns whether both have the same shape and memory order.

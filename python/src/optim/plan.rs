@@ -60,6 +60,8 @@ pub(super) struct Member {
 pub(super) struct Prepared {
     pub(super) float: Float,
     pub(super) elements: usize,
+    /// Its shape and memory order.
+    pub(super) order_hash: u64,
     /// The number of its next step, if its state does not count steps.
     pub(super) count: Option<u64>,
 }
@@ -125,8 +127,10 @@ impl PyStepPlan {
         for (member, count) in members.into_iter().zip(counts) {
             let Some(member) = groups.get_mut(group).and_then(|group| group.members.get_mut(member)) else { continue };
             let described = classes.describe(member.param.bind(py));
-            let fits = described.and_then(|tensor| Some((float(&tensor)?, tensor.elements)));
-            member.prepared = fits.map(|(float, elements)| Prepared { float, elements, count });
+            member.prepared = described.and_then(|tensor| {
+                let (elements, order_hash) = (tensor.elements, tensor.order_hash());
+                Some(Prepared { float: float(&tensor)?, elements, order_hash, count })
+            });
         }
         Ok(())
     }
@@ -150,6 +154,6 @@ impl PyStepPlan {
 
 impl Prepared {
     pub(super) fn fits(&self, own: &Described<'_>) -> bool {
-        float(own) == Some(self.float) && own.elements == self.elements
+        float(own) == Some(self.float) && own.elements == self.elements && own.order_hash() == self.order_hash
     }
 }
