@@ -118,7 +118,7 @@ impl SetReplacement {
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
     fn new(index: &Bound<'_, PyAny>, members: Vec<(PathBuf, OsString)>, record_at: Vec<String>) -> PyResult<Self> {
         let (py, index) = (index.py(), file_name(index)?);
-        let members: Vec<Member> = members.into_iter().map(|(before, after)| Member { before, after }).collect();
+        let members: Vec<Member> = members.into_iter().map(|(prefix, suffix)| Member { prefix, suffix }).collect();
         let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
         let new = error::check(py, py.detach(|| replace::SetReplacement::begin(&index, &members, &record_at)))?;
         let (members, names) = (new.members().map(PathBuf::from).collect(), new.names().map(PathBuf::from).collect());

@@ -4,9 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use deepnvme_io::fs::FileId;
-use deepnvme_io::{
-    Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions,
-};
+use deepnvme_io::{Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteItem, WriteMode, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -73,7 +71,7 @@ impl Request {
         offset: Option<Offset>,
         durability_word: &str,
     ) -> PyResult<Self> {
-        let options = WriteOptions { extent: extent(offset.is_none()), durability: durability(durability_word)? };
+        let options = WriteOptions { mode: write_mode(offset.is_none()), durability: durability(durability_word)? };
         let (source, path) = (tensor_memory::source(tensor)?, PathArgument::new(path)?);
         let submit = move |engine: &Engine, mode| {
             let file = path.open(Access::Write, engine.config().direct)?;
@@ -121,7 +119,7 @@ impl Request {
                 batch.items.len()
             )));
         }
-        let options = WriteOptions { extent: extent(without_offset > 0), durability };
+        let options = WriteOptions { mode: write_mode(without_offset > 0), durability };
         let submit = move |engine: &Engine, _| {
             let files = deduplicated(open_all(batch.paths, Access::Write, engine)?)?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
@@ -167,8 +165,8 @@ pub(crate) fn wait_or_cancel(py: Python<'_>, request: PendingRequest) -> PyResul
     }
 }
 
-fn extent(is_whole_file: bool) -> WriteExtent {
-    if is_whole_file { WriteExtent::WholeFile } else { WriteExtent::InPlace }
+fn write_mode(is_whole_file: bool) -> WriteMode {
+    if is_whole_file { WriteMode::WholeFile } else { WriteMode::InPlace }
 }
 
 fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
