@@ -39,7 +39,7 @@ pub(crate) fn _command_result(py: Python<'_>, arguments: Vec<OsString>) -> PyRes
     match result {
         Ok(result) => Ok((result.json, result.text)),
         Err(Error::Usage(text)) => Err(PyValueError::new_err(text)),
-        Err(Error::Engine(failure)) => Err(error::raise(py, &failure)),
+        Err(Error::Engine(error)) => Err(error::to_exception(py, &error)),
         Err(other) => Err(error::plain(py, "Error", other.to_string())),
     }
 }

@@ -231,13 +231,13 @@ fn check_inside(
     }
     let py = storage.py();
     let before: usize = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
-    let room: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-    if before.saturating_mul(item_bytes).saturating_add(bytes) <= room {
+    let storage_bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    if before.saturating_mul(item_bytes).saturating_add(bytes) <= storage_bytes {
         return Ok(());
     }
     Err(PyValueError::new_err(format!(
-        "this tensor's storage has {room} bytes, which is less than its shape takes: it was resized; resize it back with \
-         untyped_storage().resize_(), or pass another tensor"
+        "this tensor's storage has {storage_bytes} bytes, which is less than its shape takes: it was resized; resize it \
+         back with untyped_storage().resize_(), or pass another tensor"
     )))
 }
 

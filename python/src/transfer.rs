@@ -73,7 +73,7 @@ impl PyTransfer {
         self.is_observed.store(true, Ordering::Relaxed);
         match self.outcome.get() {
             Some(Ok(bytes)) => Ok(*bytes),
-            Some(Err(error)) => Err(error::raise(py, error)),
+            Some(Err(error)) => Err(error::to_exception(py, error)),
             None => Err(error::plain(py, "Error", "the request ended without a result".into())),
         }
     }
@@ -146,7 +146,7 @@ impl PyTransfer {
         let state = match self.outcome.get() {
             None => "in flight".to_owned(),
             Some(Ok(_)) => "done".to_owned(),
-            Some(Err(error)) => error::raise(py, error).value(py).get_type().to_string(),
+            Some(Err(error)) => error::to_exception(py, error).value(py).get_type().to_string(),
         };
         format!("<deepnvme.Transfer {}: {state}, {bytes_done} of {bytes_total} bytes>", self.verb)
     }

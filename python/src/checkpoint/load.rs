@@ -16,7 +16,7 @@ use pyo3::types::{PyList, PySet};
 
 use super::file_tensor::FileTensor;
 use super::plain_targets::{DirectReads, PlainTargets};
-use super::{build, raise};
+use super::{build, to_exception};
 use crate::engine::PyEngine;
 use crate::path::{PathArgument, file_name};
 use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
@@ -42,13 +42,13 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
         let fingerprint = file.fingerprint.map(|fingerprint| (fingerprint.bytes, fingerprint.index_crc64));
         (file.path, file.names, fingerprint)
     };
-    Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(tuple).collect())
+    Ok(set.map_err(|error| to_exception(py, &error))?.files.into_iter().map(tuple).collect())
 }
 
 /// Refuse the name of a list of files for one file.
 #[pyfunction]
 pub(crate) fn _refuse_list_name(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
-    read::refuse_list_name(&file_name(path)?).map_err(|error| raise(py, &error))
+    read::refuse_list_name(&file_name(path)?).map_err(|error| to_exception(py, &error))
 }
 
 /// Check a list against its checksum: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
@@ -104,7 +104,7 @@ impl CheckpointReader {
             }
             Ok(reader)
         })?;
-        let reader = Arc::new(opened.map_err(|error| raise(py, &error))?);
+        let reader = Arc::new(opened.map_err(|error| to_exception(py, &error))?);
         Ok(Self { reader, engine })
     }
 
@@ -137,14 +137,14 @@ impl CheckpointReader {
     /// index, as a list states them; they are compared if given.
     fn check(&self, py: Python<'_>, fingerprint: Option<(u64, u64)>) -> PyResult<()> {
         let Some((bytes, index_crc64)) = fingerprint else {
-            return self.reader.check().map_err(|error| raise(py, &error));
+            return self.reader.check().map_err(|error| to_exception(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
         let checked = background::run_read_only(py, move || {
             reader.check()?;
             reader.compare_fingerprint(&engine, set::FileFingerprint { bytes, index_crc64 })
         })?;
-        checked.map_err(|error| raise(py, &error))
+        checked.map_err(|error| to_exception(py, &error))
     }
 
     /// Verify the file's bytes against its checksums: ``"sample"`` or ``"full"``. An archive must be opened with
@@ -166,7 +166,7 @@ impl CheckpointReader {
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::run_polling_read_only(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+        background::run_polling_read_only(py, work, &mut || Ok(()), &stop)?.map_err(|error| to_exception(py, &error))
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. An archive must be opened with
@@ -190,12 +190,12 @@ impl CheckpointReader {
             engine.read(reader.file(), offset, memory)?.wait().1?;
             reader.verify_range(&engine, extent, start, &filled)
         })?;
-        read.map_err(|error| raise(py, &error))
+        read.map_err(|error| to_exception(py, &error))
     }
 
     /// Return the checksum of the file's index. With the file's size it identifies the file.
     fn index_crc64(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.reader.index_crc64(&self.engine)).map_err(|error| raise(py, &error))
+        py.detach(|| self.reader.index_crc64(&self.engine)).map_err(|error| to_exception(py, &error))
     }
 
     #[getter]
@@ -222,8 +222,8 @@ impl CheckpointReader {
     #[pyo3(signature = (numbers=None))]
     fn tensors(&self, numbers: Option<Vec<usize>>) -> PyResult<Vec<TensorTuple>> {
         let tuple = |tensor: FileTensor<'_>| {
-            let FileTensor { name, dtype, shape, strides, offset, storage, .. } = tensor;
-            (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), offset, storage)
+            let FileTensor { name, dtype, shape, strides, storage_offset, storage, .. } = tensor;
+            (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), storage_offset, storage)
         };
         let count = FileTensor::count(self.reader.contents());
         match numbers {
@@ -429,7 +429,7 @@ impl Loading {
             Some(loading) => loading.add(engine, group),
             None => Ok(()),
         });
-        added.map_err(|error| raise(py, &error))
+        added.map_err(|error| to_exception(py, &error))
     }
 }
 
@@ -464,7 +464,7 @@ impl Loading {
         let stop = || shared.stop();
         let finish = move || loading.finish(verify, &seen);
         let finished = background::run_polling_read_only(py, finish, &mut report_progress, &stop)?;
-        finished.map_err(|error| raise(py, &error))?;
+        finished.map_err(|error| to_exception(py, &error))?;
         report_progress()
     }
 }

@@ -16,9 +16,9 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use super::raise;
 use super::save::{Destination, Saving, start};
 use super::shard::SaveShard;
+use super::to_exception;
 use crate::engine::PyEngine;
 use crate::once::intern;
 use crate::path::PathArgument;
@@ -149,7 +149,7 @@ impl SavePlan {
         let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
         let durability = settings::durability(&options.durability)?;
         let options = SaveOptions { durability, has_checksums: options.checksums, staging };
-        let save = plan(&target, options).map_err(|error| raise(py, &error))?;
+        let save = plan(&target, options).map_err(|error| to_exception(py, &error))?;
         Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: UntilTaken::new(save) })
     }
 
@@ -209,7 +209,8 @@ impl SavePlan {
             let file = deepnvme_file::open(&Target::Path(file), options)?;
             save.start_shard(engine, file, range, base, progress)
         });
-        let shard = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
+        let shard =
+            written.map_err(|error| to_exception(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
         Ok(SaveShard::new(shard, self.target.path(), self.nbytes))
     }
 
@@ -245,7 +246,7 @@ pub(crate) struct SaveStaging {
 impl SaveStaging {
     #[new]
     fn new(py: Python<'_>, nbytes: u64) -> PyResult<Self> {
-        let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| raise(py, &error))?;
+        let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| to_exception(py, &error))?;
         Ok(Self { nbytes: inner.bytes(), inner: UntilTaken::new(inner) })
     }
 

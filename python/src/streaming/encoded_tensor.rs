@@ -9,7 +9,7 @@ use deepnvme_stream::{EncodedRange, EncodedTensor, Form};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::failure::raise;
+use super::error::to_exception;
 use crate::checkpoint::{self, CheckpointReader};
 
 /// An encoded tensor. Two are equal if they are the same object.
@@ -70,6 +70,6 @@ pub(crate) fn encoded_range(py: Python<'_>, argument: EncodedArgument<'_>) -> Py
     };
     let end = range.start.checked_add(range.bytes);
     let end = end.ok_or_else(|| PyValueError::new_err("a range exceeds the address space"))?;
-    range.tensor.conversions(end..end, 0, range.tensor.float).map_err(|failure| raise(py, &failure))?;
+    range.tensor.conversions(end..end, 0, range.tensor.float).map_err(|error| to_exception(py, &error))?;
     Ok(range)
 }
