@@ -93,8 +93,8 @@ def state_of(model: Model) -> tuple[dict[str, Any], mmap.mmap]:
     if found != model.parameters:
         message = f"{model.name} has {model.parameters} parameters, and its shapes add up to {found}"
         raise ValueError(message)
-    room = PARAMETER_BYTES * found + 5 * PAGE_BYTES * len(shapes)
-    memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    nbytes = PARAMETER_BYTES * found + 5 * PAGE_BYTES * len(shapes)
+    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
     used = 0
 
     def tensor(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

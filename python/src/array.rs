@@ -1,10 +1,11 @@
 //! Find the bytes of numpy arrays and of objects with the buffer protocol.
 
 use deepnvme_mem::Strided;
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
+use crate::error::InvalidArgumentError;
 use crate::imported;
 use crate::memory::{self, Exported, KeepAlive, Layout, Location, MemoryAccess};
 use crate::once::{GilOnce, intern};
@@ -67,7 +68,7 @@ pub(crate) fn from_view(
         )));
     }
     if access == MemoryAccess::Write && exported.readonly {
-        return Err(PyValueError::new_err(format!(
+        return Err(InvalidArgumentError::new_err(format!(
             "this {class} is read-only, so nothing can be read into it; use a writable array, tensor or bytearray"
         )));
     }

@@ -7,7 +7,7 @@ use deepnvme_cli::{Error, Launcher};
 use pyo3::prelude::*;
 
 use crate::background::run;
-use crate::error;
+use crate::error::{self, InvalidArgumentError};
 
 /// Run ``deepnvme ARGUMENTS...`` and return its exit status.
 #[pyfunction]
@@ -37,8 +37,8 @@ pub(crate) fn _command_result(py: Python<'_>, arguments: Vec<OsString>) -> PyRes
     })?;
     match result {
         Ok(result) => Ok((result.json, result.text)),
-        Err(Error::Usage(text)) => Err(error::plain(py, "InvalidArgumentError", text)),
-        Err(Error::Engine(failure)) => Err(error::raise(py, &failure)),
+        Err(Error::Usage(text)) => Err(InvalidArgumentError::new_err(text)),
+        Err(Error::Engine(error)) => Err(error::to_exception(py, &error)),
         Err(other) => Err(error::plain(py, "Error", other.to_string())),
     }
 }

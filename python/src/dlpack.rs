@@ -2,10 +2,11 @@
 
 use deepnvme_mem::StreamHandle;
 use deepnvme_mem::dlpack::{DLDevice, DLManagedTensor, DLManagedTensorVersioned, Imported, Managed};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
+use crate::error::InvalidArgumentError;
 use crate::memory::{self, MemoryAccess};
 use crate::once::intern;
 
@@ -25,7 +26,7 @@ pub(crate) fn tensor(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResul
         memory::take::<DLManagedTensor>(&capsule)
     }?;
     if access == MemoryAccess::Write && imported.is_read_only() {
-        return Err(PyValueError::new_err(format!(
+        return Err(InvalidArgumentError::new_err(format!(
             "this {} is read-only, so nothing can be read into it; use a writable tensor",
             object.get_type().name()?
         )));

@@ -7,28 +7,28 @@ use rustix::io::Errno;
 
 use crate::once::intern;
 
+pyo3::import_exception!(deepnvme.errors, InvalidArgumentError);
+
 /// Converts a failed call to the exception that Python code expects.
-pub(crate) fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    build(py, error).map_or_else(|failure| failure, PyErr::from_value)
+pub(crate) fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
+    build(py, error).map_or_else(|error| error, PyErr::from_value)
 }
 
 /// Converts an error result to its exception.
 pub(crate) fn check<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> {
-    result.map_err(|error| raise(py, &error))
+    result.map_err(|error| to_exception(py, &error))
 }
 
 /// Creates an exception of the class `name` of `deepnvme.errors` that no system call caused.
 pub(crate) fn plain(py: Python<'_>, name: &str, message: String) -> PyErr {
-    class(py, name).and_then(|class| class.call1((message,))).map_or_else(|failure| failure, PyErr::from_value)
+    class(py, name).and_then(|class| class.call1((message,))).map_or_else(|error| error, PyErr::from_value)
 }
 
 /// Like `plain`, with the request's progress.
 pub(crate) fn plain_after(py: Python<'_>, name: &str, message: String, bytes_done: u64) -> PyErr {
     let error = plain(py, name, message);
-    match error.value(py).setattr(intern!(py, "bytes_done"), bytes_done) {
-        Ok(()) => error,
-        Err(failure) => failure,
-    }
+    let set = error.value(py).setattr(intern!(py, "bytes_done"), bytes_done);
+    set.err().unwrap_or(error)
 }
 
 fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {

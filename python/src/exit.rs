@@ -20,8 +20,8 @@ pub(crate) fn register(request: &Arc<PendingRequest>) {
     // Cleared before it grows, so that ended requests do not pile up.
     if started.len() == started.capacity() && started.len() >= CLEARED_FROM {
         started.retain(|request| request.strong_count() > 0);
-        let room = started.len();
-        started.reserve_exact(room.max(CLEARED_FROM));
+        let count = started.len();
+        started.reserve_exact(count.max(CLEARED_FROM));
     }
     started.push(Arc::downgrade(request));
 }

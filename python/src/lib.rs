@@ -6,7 +6,7 @@
 //! request, and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
 //! `deepnvme.open`, and `exit` finishes requests at exit.
 //!
-//! Apart from this path, `checkpoint`, `optim`, `streaming`, `swap` and `replace` are for the packages
+//! Apart from this path, `checkpoint`, `optim`, `streaming`, `swap`, `replace` and `fs` are for the packages
 //! `deepnvme._checkpoint`, `optim`, `_stream` and `_swap`. `timeline` records events, `command` runs the command line,
 //! and `docs` has the texts that functions and methods share. The other modules are helpers of these.
 //!
@@ -26,6 +26,7 @@ mod docs;
 mod engine;
 mod error;
 mod exit;
+mod fs;
 mod handle;
 mod ignored;
 mod imported;
@@ -71,6 +72,7 @@ mod _deepnvme {
         device_pin::{_pin_device, DevicePin},
         engine::PyEngine,
         exit::_at_exit,
+        fs::{_make_folders, _open_regular, _read_small_file},
         memory::_is_held,
         module::{
             default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write,
@@ -81,9 +83,7 @@ mod _deepnvme {
         pinned::_pinned_capsule,
         probe::{BackendProbe, Probe},
         reader::FileReader,
-        replace::{
-            _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
-        },
+        replace::{_remove_stale, _retire_set, PrivateFolder, SetReplacement},
         settings::_parse_bytes,
         stats::Stats,
         streaming::{

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use deepnvme_file::Target;
 use deepnvme_mem::{Device, RegionMut};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::engine::PyEngine;
+use crate::error::InvalidArgumentError;
 use crate::handle::Handle;
 use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest};
@@ -77,10 +77,12 @@ impl FileReader {
             0 => 0,
             1 => self.position.load(Ordering::Relaxed),
             2 => self.file_bytes,
-            _ => return Err(PyValueError::new_err(format!("whence is {whence}; it must be 0, 1 or 2"))),
+            _ => return Err(InvalidArgumentError::new_err(format!("whence is {whence}; it must be 0, 1 or 2"))),
         };
         let Some(position) = base.checked_add_signed(offset) else {
-            return Err(PyValueError::new_err(format!("position {base} {offset:+} is before the start of the file")));
+            return Err(InvalidArgumentError::new_err(format!(
+                "position {base} {offset:+} is before the start of the file"
+            )));
         };
         self.position.store(position, Ordering::Relaxed);
         Ok(position)

@@ -1,13 +1,11 @@
 //! Private files and folders, and atomic replacement of file sets, for the checkpoints that Python writes.
 
 use std::ffi::OsString;
-use std::os::fd::{IntoRawFd, RawFd};
 use std::path::PathBuf;
 
 use deepnvme_file::replace::{self, Member, Retired};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 
 use crate::error;
 use crate::path::file_name;
@@ -23,30 +21,6 @@ pub(crate) fn _remove_stale(path: &Bound<'_, PyAny>) -> PyResult<()> {
         replace::remove_stale_folders(&target);
     });
     Ok(())
-}
-
-/// Read a regular file of at most ``max_nbytes``. A pipe, a device or a longer file is an error at once.
-#[pyfunction]
-pub(crate) fn _read_small_file<'py>(path: &Bound<'py, PyAny>, max_nbytes: u64) -> PyResult<Bound<'py, PyBytes>> {
-    let (py, name) = (path.py(), file_name(path)?);
-    let bytes = py.detach(|| deepnvme_io::fs::read_small(&name, max_nbytes));
-    Ok(PyBytes::new(py, &error::check(py, bytes)?))
-}
-
-/// Open a regular file for reading. Returns its descriptor, which the caller owns. A pipe or a device is an error at
-/// once.
-#[pyfunction]
-pub(crate) fn _open_regular(path: &Bound<'_, PyAny>) -> PyResult<RawFd> {
-    let (py, name) = (path.py(), file_name(path)?);
-    let opened = py.detach(|| deepnvme_io::fs::open_regular(&name));
-    Ok(error::check(py, opened)?.into_raw_fd())
-}
-
-/// Create a folder and its missing parents.
-#[pyfunction]
-pub(crate) fn _make_folders(path: &Bound<'_, PyAny>) -> PyResult<()> {
-    let (py, name) = (path.py(), file_name(path)?);
-    error::check(py, py.detach(|| deepnvme_io::fs::make_folders(&name)))
 }
 
 /// A new folder under a private name. ``commit`` renames it to ``path``.
@@ -91,7 +65,7 @@ impl PrivateFolder {
     }
 
     /// Remove the folder and its registered files, unless it was committed.
-    fn give_up(&self, py: Python<'_>) {
+    fn discard(&self, py: Python<'_>) {
         let folder = self.inner.take(py);
         py.detach(|| drop(folder));
     }
@@ -99,9 +73,9 @@ impl PrivateFolder {
 
 /// New files that atomically replace the files that an index lists.
 ///
-/// ``members`` are pairs of a path's beginning and a name's end. One unguessable token goes between them, the same for
-/// all files. The files are created empty, for the caller to write. ``record_at`` lists the keys to the index's record
-/// of its own files in the JSON object, such as ``["metadata", "deepnvme.owned"]``.
+/// ``members`` are pairs of a path prefix and a name suffix. One unguessable token goes between them, the same for all
+/// files. The files are created empty, for the caller to write. ``record_at`` is the path of keys, in the JSON object,
+/// to the record of files that the index owns, such as ``["metadata", "deepnvme.owned"]``.
 ///
 /// If two processes replace one set at once, both succeed: one of the two indexes remains, with its files and no
 /// others. Files that an index lists but did not record as its own are never removed.
@@ -118,7 +92,7 @@ impl SetReplacement {
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
     fn new(index: &Bound<'_, PyAny>, members: Vec<(PathBuf, OsString)>, record_at: Vec<String>) -> PyResult<Self> {
         let (py, index) = (index.py(), file_name(index)?);
-        let members: Vec<Member> = members.into_iter().map(|(before, after)| Member { before, after }).collect();
+        let members: Vec<Member> = members.into_iter().map(|(prefix, suffix)| Member { prefix, suffix }).collect();
         let record_at: Vec<&str> = record_at.iter().map(String::as_str).collect();
         let new = error::check(py, py.detach(|| replace::SetReplacement::begin(&index, &members, &record_at)))?;
         let (members, names) = (new.members().map(PathBuf::from).collect(), new.names().map(PathBuf::from).collect());
@@ -149,7 +123,7 @@ impl SetReplacement {
     }
 
     /// Remove the new files, unless they were committed.
-    fn give_up(&self, py: Python<'_>) {
+    fn discard(&self, py: Python<'_>) {
         let new = self.inner.take(py);
         py.detach(|| drop(new));
     }
@@ -171,5 +145,5 @@ pub(crate) fn _retire_set(index: &Bound<'_, PyAny>, record_at: Vec<String>) -> P
 }
 
 fn ended() -> PyErr {
-    PyRuntimeError::new_err("this replacement was already committed or discarded; create another one")
+    PyRuntimeError::new_err("it was already committed or discarded; create another one")
 }

@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use deepnvme_io::fs::FileId;
-use deepnvme_io::{
-    Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteExtent, WriteItem, WriteOptions,
-};
+use deepnvme_io::{Access, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, WriteItem, WriteMode, WriteOptions};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::exceptions::{PyMemoryError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyIterator, PyList, PyString, PyTuple};
 
+use crate::error::InvalidArgumentError;
 use crate::memory::{self, AddressRange, check_disjoint, check_disjoint_from};
 use crate::once::intern;
 use crate::path::PathArgument;
@@ -73,7 +72,7 @@ impl Request {
         offset: Option<Offset>,
         durability_word: &str,
     ) -> PyResult<Self> {
-        let options = WriteOptions { extent: extent(offset.is_none()), durability: durability(durability_word)? };
+        let options = WriteOptions { mode: write_mode(offset.is_none()), durability: durability(durability_word)? };
         let (source, path) = (tensor_memory::source(tensor)?, PathArgument::new(path)?);
         let submit = move |engine: &Engine, mode| {
             let file = path.open(Access::Write, engine.config().direct)?;
@@ -115,13 +114,13 @@ impl Request {
         let batch = Batch::<Region>::collect(items, tensor_memory::source)?;
         let without_offset = batch.items.iter().filter(|(_, offset, _)| offset.is_none()).count();
         if without_offset != 0 && without_offset != batch.items.len() {
-            return Err(PyValueError::new_err(format!(
+            return Err(InvalidArgumentError::new_err(format!(
                 "{without_offset} of {} items have no offset; give each one an offset (to change that range of its \
                  file), or none (to make each file exactly its tensor)",
                 batch.items.len()
             )));
         }
-        let options = WriteOptions { extent: extent(without_offset > 0), durability };
+        let options = WriteOptions { mode: write_mode(without_offset > 0), durability };
         let submit = move |engine: &Engine, _| {
             let files = deduplicated(open_all(batch.paths, Access::Write, engine)?)?;
             let items = batch.items.into_iter().map(|(file, offset, source)| {
@@ -167,8 +166,8 @@ pub(crate) fn wait_or_cancel(py: Python<'_>, request: PendingRequest) -> PyResul
     }
 }
 
-fn extent(is_whole_file: bool) -> WriteExtent {
-    if is_whole_file { WriteExtent::WholeFile } else { WriteExtent::InPlace }
+fn write_mode(is_whole_file: bool) -> WriteMode {
+    if is_whole_file { WriteMode::WholeFile } else { WriteMode::InPlace }
 }
 
 fn open_all(paths: Vec<PathArgument>, access: Access, engine: &Engine) -> Result<Vec<Arc<TensorFile>>> {
@@ -278,7 +277,7 @@ fn item_fields<'py>(item: &Bound<'py, PyAny>) -> PyResult<ItemFields<'py>> {
         )));
     };
     if tuple.len() != 3 {
-        return Err(PyValueError::new_err(format!(
+        return Err(InvalidArgumentError::new_err(format!(
             "an item is a tuple (path, offset, tensor), not one of {} elements",
             tuple.len()
         )));

@@ -8,11 +8,12 @@ use deepnvme_mem::LockState;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_swap::{AttachedRange, Borrowed, CopyStats, Error, FileRange, Swapper, SwapperOptions};
-use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyKeyError, PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::engine::PyEngine;
+use crate::error::InvalidArgumentError;
 use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
 use crate::{default, error, memory, tensor_memory, torch};
@@ -54,7 +55,7 @@ impl PySwapper {
             stripe_bytes: stripe_bytes.unwrap_or(STRIPE_BYTES_DEFAULT),
         };
         // Page-locking touches every page, so it runs without the GIL.
-        let swapper = py.detach(|| Swapper::new(engine, &options)).map_err(|failure| raise(py, &failure))?;
+        let swapper = py.detach(|| Swapper::new(engine, &options)).map_err(|error| to_exception(py, &error))?;
         Ok(Self { swapper })
     }
 
@@ -93,17 +94,17 @@ impl PySwapper {
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn prefetch(&self, py: Python<'_>, keys: Vec<String>) -> PyResult<()> {
         let wanted = py.detach(|| self.swapper.prefetch(keys.iter().map(String::as_str)));
-        wanted.map_err(|failure| raise(py, &failure))
+        wanted.map_err(|error| to_exception(py, &error))
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn schedule(&self, py: Python<'_>, keys: Vec<String>, repeat: bool) -> PyResult<()> {
         let set = py.detach(|| self.swapper.schedule(keys.iter().map(String::as_str), repeat));
-        set.map_err(|failure| raise(py, &failure))
+        set.map_err(|error| to_exception(py, &error))
     }
 
     fn delete(&self, py: Python<'_>, key: &str) -> PyResult<()> {
-        py.detach(|| self.swapper.delete(key)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.swapper.delete(key)).map_err(|error| to_exception(py, &error))
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
@@ -127,7 +128,7 @@ impl PySwapper {
         let (offset, bytes) = (file_range.0.0, file_range.1);
         let range = AttachedRange { target: &target, offset, bytes, element_bytes };
         let attached = py.detach(|| self.swapper.attach(key, label, &range));
-        attached.map(drop).map_err(|failure| raise(py, &failure))
+        attached.map(drop).map_err(|error| to_exception(py, &error))
     }
 
     fn extents(&self, py: Python<'_>, key: &str) -> PyResult<Vec<ExtentTuple>> {
@@ -160,17 +161,17 @@ impl PySwapper {
     }
 
     fn contains(&self, py: Python<'_>, key: &str) -> PyResult<bool> {
-        self.swapper.check_process().map_err(|failure| raise(py, &failure))?;
+        self.swapper.check_process().map_err(|error| to_exception(py, &error))?;
         Ok(py.detach(|| self.swapper.contains(key)))
     }
 
     fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.swapper.check_process().map_err(|failure| raise(py, &failure))?;
+        self.swapper.check_process().map_err(|error| to_exception(py, &error))?;
         Ok(py.detach(|| self.swapper.keys()))
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        self.swapper.check_process().map_err(|failure| raise(py, &failure))?;
+        self.swapper.check_process().map_err(|error| to_exception(py, &error))?;
         let stats = py.detach(|| self.swapper.stats());
         let counters = PyDict::new(py);
         let counts = [
@@ -246,12 +247,12 @@ impl PyBorrowed {
         let (borrowed, target) = (self.borrowed()?, tensor_memory::target(tensor)?);
         torch::mark_modified(std::slice::from_ref(tensor))?;
         // The last reference may be dropped here, which must happen without the GIL.
-        py.detach(move || borrowed.read_at(start, target)).map_err(|failure| raise(py, &failure))
+        py.detach(move || borrowed.read_at(start, target)).map_err(|error| to_exception(py, &error))
     }
 
     fn write_at(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (borrowed, source) = (self.borrowed()?, tensor_memory::source(tensor)?);
-        py.detach(move || borrowed.write_at(start, &source)).map_err(|failure| raise(py, &failure))
+        py.detach(move || borrowed.write_at(start, &source)).map_err(|error| to_exception(py, &error))
     }
 
     /// Return the item; further calls do nothing. A created item that was not committed is discarded.
@@ -363,7 +364,7 @@ impl PyBorrowed {
 }
 
 fn already_returned() -> PyErr {
-    PyValueError::new_err("the tensor has been returned; borrow it again")
+    InvalidArgumentError::new_err("the tensor has been returned; borrow it again")
 }
 
 /// Runs a call that may block, without the GIL. Signals are checked at most every 20 ms.
@@ -386,12 +387,16 @@ fn interruptible<T: Send>(
     });
     match interrupt {
         Some(interrupt) => Err(interrupt),
-        None => result.map_err(|failure| raise(py, &failure)),
+        None => result.map_err(|error| to_exception(py, &error)),
     }
 }
 
 fn descriptor(number: i32) -> PyResult<i32> {
-    if number >= 0 { Ok(number) } else { Err(PyValueError::new_err(format!("{number} is not a file descriptor"))) }
+    if number >= 0 {
+        Ok(number)
+    } else {
+        Err(InvalidArgumentError::new_err(format!("{number} is not a file descriptor")))
+    }
 }
 
 fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
@@ -403,20 +408,20 @@ fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
 }
 
 /// Converts an error to its Python exception.
-fn raise(py: Python<'_>, failure: &Error) -> PyErr {
-    match failure {
-        Error::Io(failure) => error::raise(py, failure),
+fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
+    match error {
+        Error::Io(error) => error::to_exception(py, error),
         Error::Corrupt { path, offset, .. } => {
-            let raised = error::plain(py, "CorruptFileError", failure.to_string());
+            let raised = error::plain(py, "CorruptFileError", error.to_string());
             let value = raised.value(py);
             let named = value.setattr("filename", path.as_os_str()).and_then(|()| value.setattr("offset", offset));
             named.err().unwrap_or(raised)
         }
-        Error::NotFound { .. } => PyKeyError::new_err(failure.to_string()),
-        Error::TooLarge { .. } => PyMemoryError::new_err(failure.to_string()),
-        Error::Deadlock(_) | Error::Panicked(_) => PyRuntimeError::new_err(failure.to_string()),
-        Error::ReadOnly { .. } | Error::Invalid(_) => PyValueError::new_err(failure.to_string()),
-        Error::Interrupted { .. } => error::plain(py, "CancelledError", failure.to_string()),
-        Error::Closed(_) => error::plain(py, "ClosedError", failure.to_string()),
+        Error::NotFound { .. } => PyKeyError::new_err(error.to_string()),
+        Error::TooLarge { .. } => PyMemoryError::new_err(error.to_string()),
+        Error::Deadlock(_) | Error::Panicked(_) => PyRuntimeError::new_err(error.to_string()),
+        Error::ReadOnly { .. } | Error::Invalid(_) => InvalidArgumentError::new_err(error.to_string()),
+        Error::Interrupted { .. } => error::plain(py, "CancelledError", error.to_string()),
+        Error::Closed(_) => error::plain(py, "ClosedError", error.to_string()),
     }
 }

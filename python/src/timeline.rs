@@ -7,10 +7,9 @@ use deepnvme_io::Engine;
 use deepnvme_io::trace::{Lane, Recorded, Recording};
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_trace as trace;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use crate::error;
+use crate::error::{self, InvalidArgumentError};
 use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
 use crate::settings::number;
@@ -59,7 +58,7 @@ impl Trace {
     fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         let this = slf.get();
         if !matches!(*this.state(), TimelineState::New) {
-            return Err(PyValueError::new_err("a trace records one block; make a new one for another"));
+            return Err(InvalidArgumentError::new_err("a trace records one block; make a new one for another"));
         }
         let checked = py.detach(|| trace::check(&this.path));
         error::check(py, checked)?;
@@ -96,7 +95,7 @@ impl Trace {
         match &*self.state() {
             TimelineState::Running(recording) => add(&recording.lane(lane), name, range),
             TimelineState::New | TimelineState::Over(_) => {
-                Err(PyValueError::new_err("nothing is recorded outside of the `with` block"))
+                Err(InvalidArgumentError::new_err("nothing is recorded outside of the `with` block"))
             }
         }
     }
@@ -121,7 +120,7 @@ impl Trace {
         let summary = match &*self.state() {
             TimelineState::Over(summary) => summary.clone(),
             TimelineState::New | TimelineState::Running(_) => {
-                return Err(PyValueError::new_err("there is no summary before the `with` block has ended"));
+                return Err(InvalidArgumentError::new_err("there is no summary before the `with` block has ended"));
             }
         };
         py.import("json")?.call_method1("loads", (summary,))
@@ -149,7 +148,7 @@ pub(crate) fn range(start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> P
 
 fn add(lane: &Lane, name: &str, (start_ns, end_ns): (u64, u64)) -> PyResult<()> {
     if end_ns < start_ns {
-        return Err(PyValueError::new_err(format!(
+        return Err(InvalidArgumentError::new_err(format!(
             "{name:?} would end at {end_ns} ns, before it began at {start_ns} ns"
         )));
     }

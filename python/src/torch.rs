@@ -4,10 +4,11 @@ use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::{current_gpu, wait_for_copies as wait_for_copies_of};
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, Strided};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyType};
 
+use crate::error::InvalidArgumentError;
 use crate::imported::module;
 use crate::memory::{self, Described, KeepAlive, Layout, Location, MemoryAccess, PlainTensor};
 use crate::once::{GilOnce, intern};
@@ -231,13 +232,13 @@ fn check_inside(
     }
     let py = storage.py();
     let before: usize = tensor.call_method0(intern!(py, "storage_offset"))?.extract()?;
-    let room: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-    if before.saturating_mul(item_bytes).saturating_add(bytes) <= room {
+    let storage_bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
+    if before.saturating_mul(item_bytes).saturating_add(bytes) <= storage_bytes {
         return Ok(());
     }
-    Err(PyValueError::new_err(format!(
-        "this tensor's storage has {room} bytes, which is less than its shape takes: it was resized; resize it back with \
-         untyped_storage().resize_(), or pass another tensor"
+    Err(InvalidArgumentError::new_err(format!(
+        "this tensor's storage has {storage_bytes} bytes, which is less than its shape takes: it was resized; resize it \
+         back with untyped_storage().resize_(), or pass another tensor"
     )))
 }
 
@@ -350,7 +351,7 @@ fn resolve<'py>(tensor: &Bound<'py, PyAny>, access: MemoryAccess) -> PyResult<Bo
         }
         MemoryAccess::Write => {
             let (kind, remedy) = if conjugated { ("conjugate", "resolve_conj") } else { ("negative", "resolve_neg") };
-            Err(PyValueError::new_err(format!(
+            Err(InvalidArgumentError::new_err(format!(
                 "this tensor is a lazy {kind} view of another, so that its bytes are not its values; read into \
                  tensor.{remedy}() or into the tensor that it is a view of"
             )))
@@ -404,7 +405,7 @@ fn strides(tensor: &Bound<'_, PyAny>) -> PyResult<Strided> {
 fn no_memory(tensor: &Bound<'_, PyAny>, cause: &str) -> PyResult<PyErr> {
     let class = tensor.get_type();
     let name = class.name()?;
-    Ok(PyValueError::new_err(format!(
+    Ok(InvalidArgumentError::new_err(format!(
         "this {name} has no memory of its own ({cause}); transfer the tensor that it wraps (of a DTensor, to_local())"
     )))
 }

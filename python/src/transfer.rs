@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use deepnvme_io::{Error, Result};
 use deepnvme_mem::sync::ignore_poison;
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::error::InvalidArgumentError;
 use crate::ignored::Ignored;
 use crate::once::intern;
 use crate::pending_request::PendingRequest;
@@ -73,7 +74,7 @@ impl PyTransfer {
         self.is_observed.store(true, Ordering::Relaxed);
         match self.outcome.get() {
             Some(Ok(bytes)) => Ok(*bytes),
-            Some(Err(error)) => Err(error::raise(py, error)),
+            Some(Err(error)) => Err(error::to_exception(py, error)),
             None => Err(error::plain(py, "Error", "the request ended without a result".into())),
         }
     }
@@ -146,7 +147,7 @@ impl PyTransfer {
         let state = match self.outcome.get() {
             None => "in flight".to_owned(),
             Some(Ok(_)) => "done".to_owned(),
-            Some(Err(error)) => error::raise(py, error).value(py).get_type().to_string(),
+            Some(Err(error)) => error::to_exception(py, error).value(py).get_type().to_string(),
         };
         format!("<deepnvme.Transfer {}: {state}, {bytes_done} of {bytes_total} bytes>", self.verb)
     }
@@ -208,7 +209,7 @@ impl Drop for PyTransfer {
 
 fn duration(seconds: f64) -> PyResult<Option<Duration>> {
     if seconds.is_nan() {
-        return Err(PyValueError::new_err("timeout is not a number; pass seconds, or None to wait forever"));
+        return Err(InvalidArgumentError::new_err("timeout is not a number; pass seconds, or None to wait forever"));
     }
     // Durations that overflow mean no limit.
     Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok())

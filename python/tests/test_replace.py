@@ -58,8 +58,8 @@ def test_a_set_is_replaced_at_once_and_foreign_files_stay(tmp_path: Path) -> Non
         found = content(tmp_path)
         assert found.items() >= foreign.items()
         assert len(found) == len(foreign) + 3
-    given_up = _deepnvme._SetReplacement(tmp_path / "model.json", [(str(tmp_path / "model-"), ".bin")], RECORD)
-    given_up.give_up()
+    discarded = _deepnvme._SetReplacement(tmp_path / "model.json", [(str(tmp_path / "model-"), ".bin")], RECORD)
+    discarded.discard()
     assert load(tmp_path) == "two"
     assert len(content(tmp_path)) == len(foreign) + 3
 
@@ -189,7 +189,7 @@ def test_a_folder_appears_as_a_whole(tmp_path: Path) -> None:
         folder.commit()
     other = _deepnvme._PrivateFolder(tmp_path / "other")
     other.add("file").write_text("1")
-    other.give_up()
+    other.discard()
     assert len(list(tmp_path.iterdir())) == 101
 
 

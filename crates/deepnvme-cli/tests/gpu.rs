@@ -196,9 +196,9 @@ fn a_new_engine_registers_its_slots_before_it_is_measured() {
         ..Workload::new(Direction::Write, vec![folder.path().into()], 1 << 20)
     };
     let mut runner = Runner::prepare(workload, &mut NoObserver).unwrap();
-    runner.change(Direction::Read, &config, &mut NoObserver).unwrap();
+    runner.reconfigure(Direction::Read, &config, &mut NoObserver).unwrap();
     assert_eq!(runner.engine().stats().bytes_to_gpu, 0, "only the direction changes, the engine stays");
-    runner.change(Direction::Read, &Config { queue_depth: 4, ..config }, &mut NoObserver).unwrap();
+    runner.reconfigure(Direction::Read, &Config { queue_depth: 4, ..config }, &mut NoObserver).unwrap();
     assert_eq!(runner.engine().stats().bytes_to_gpu, 1 << 20);
 }
 

@@ -104,7 +104,7 @@ fn quants(name: &str, scheme: Scheme, f32s: &[u8]) {
 /// Measures encoding and decoding, in blocks of the default size.
 fn packing(name: &str, float: Float, bytes: &[u8]) {
     let step = pack::BLOCK_ELEMENTS * float.bytes();
-    let (mut packed, mut room) = (Vec::new(), Vec::with_capacity(2 * bytes.len()));
+    let (mut packed, mut repacked) = (Vec::new(), Vec::with_capacity(2 * bytes.len()));
     for block in bytes.chunks(step) {
         pack::encode(float, block, &mut packed).unwrap();
     }
@@ -118,9 +118,9 @@ fn packing(name: &str, float: Float, bytes: &[u8]) {
         }
     };
     let encode = || {
-        room.clear();
+        repacked.clear();
         for block in bytes.chunks(step) {
-            pack::encode(float, block, &mut room).unwrap();
+            pack::encode(float, block, &mut repacked).unwrap();
         }
     };
     let rows: Vec<Row<'_>> = vec![

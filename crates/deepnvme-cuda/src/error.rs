@@ -16,12 +16,13 @@ pub struct Unavailable {
 }
 
 impl Unavailable {
-    /// A library that is there and cannot be used.
+    /// Creates the error of a library that is installed but cannot be used.
     pub(crate) fn unusable(text: String) -> Self {
         Self { text, is_missing: false }
     }
 
-    /// Whether the library could not be loaded. cuFile may be found later, once the process has loaded other libraries.
+    /// Returns whether the library could not be loaded. cuFile may be found later, once the process has loaded other
+    /// libraries.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         self.is_missing
@@ -58,7 +59,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// The work that `call` asks about was not complete within `limit`.
+    /// Creates the error of a `call` whose work was not complete within `limit`.
     pub(crate) fn timed_out(call: &'static str, limit: Duration) -> Self {
         let text = format!("its work was not complete within {} s", limit.as_secs_f32());
         Self { call, code: ErrorCode::TimedOut, text }
@@ -76,25 +77,26 @@ impl Error {
         self.code
     }
 
-    /// Whether cuFile could not pin more GPU memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
+    /// Returns whether cuFile could not pin more GPU memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
     #[must_use]
     pub fn is_pinning_failed(&self) -> bool {
         self.code == ErrorCode::CuFile(GPU_MEMORY_PINNING_FAILED)
     }
 
-    /// Whether the device is out of memory.
+    /// Returns whether the device is out of memory.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         self.code == ErrorCode::Driver(OUT_OF_MEMORY)
     }
 
-    /// Whether the driver is not initialised in this process: it is a forked child of one that has initialised it.
+    /// Returns whether the driver is not initialised in this process: it is a forked child of one that has initialised
+    /// it.
     #[must_use]
     pub fn is_forked(&self) -> bool {
         self.code == ErrorCode::Driver(NOT_INITIALIZED)
     }
 
-    /// Whether a stream is being captured into a CUDA graph, so that it cannot be queried or waited for.
+    /// Returns whether a stream is being captured into a CUDA graph, so that it cannot be queried or waited for.
     #[must_use]
     pub fn is_capturing(&self) -> bool {
         matches!(self.code, ErrorCode::Driver(CAPTURE_UNSUPPORTED | CAPTURE_IMPLICIT))

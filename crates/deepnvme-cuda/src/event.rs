@@ -42,7 +42,7 @@ impl Event {
         driver.check("cuEventRecord", code)
     }
 
-    /// Whether all work before it is complete.
+    /// Returns whether all work before it is complete.
     ///
     /// # Errors
     /// The driver's error, including errors of earlier work.

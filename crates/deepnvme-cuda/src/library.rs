@@ -48,7 +48,7 @@ pub(crate) struct LibrarySearch {
 }
 
 impl LibrarySearch {
-    /// Whether the user chose the library.
+    /// Returns whether the user chose the library.
     pub(crate) fn is_overridden(&self) -> bool {
         self.override_path().is_some()
     }

@@ -26,8 +26,8 @@ impl Rows {
         self.bytes * self.count
     }
 
-    /// Whether the driver copies them in one call: a single row, or rows whose pitch is at least their length and at
-    /// most the GPU's maximum.
+    /// Returns whether the driver copies them in one call: a single row, or rows whose pitch is at least their length
+    /// and at most the GPU's maximum.
     pub(crate) fn is_2d(&self, pitch_max: usize) -> bool {
         self.count == 1 || usize::try_from(self.pitch).is_ok_and(|pitch| (self.bytes..=pitch_max).contains(&pitch))
     }

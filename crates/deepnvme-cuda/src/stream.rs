@@ -1,4 +1,4 @@
-//! Streams of copies, and handles of other streams.
+//! CUDA streams: owned ones for copies, and borrowed handles.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -40,31 +40,31 @@ impl RawStream<'_> {
         self.0
     }
 
-    /// Whether all work of the stream is complete.
+    /// Returns whether all work of the stream is complete.
     ///
     /// # Errors
-    /// The driver's error: the device has no such stream, or its work failed. `is_capturing` if the stream is being
-    /// captured into a CUDA graph; the capture goes on.
+    /// The driver's error: the device has no such stream, or its work failed. An error whose `is_capturing` is true, if
+    /// the stream is being captured into a CUDA graph; the capture goes on.
     pub fn is_idle(self, device: &Device) -> Result<bool> {
         let _current = device.enter()?;
-        self.query(device.driver())
+        self.query_unless_capturing(device.driver())
     }
 
     /// Waits for all work of a stream of the current device.
     pub(crate) fn wait(self, driver: &Driver) -> Result<()> {
-        poll(Duration::MAX, || self.query(driver)).map(drop)
+        poll(Duration::MAX, || self.query_unless_capturing(driver)).map(drop)
     }
 
-    /// Whether all work of a stream of the current device is complete.
-    fn query(self, driver: &Driver) -> Result<bool> {
+    /// Returns whether all work of the stream is complete. Refuses a stream that is being captured, because a query
+    /// would invalidate the capture. The stream belongs to the current device.
+    fn query_unless_capturing(self, driver: &Driver) -> Result<bool> {
         let mut capture = NOT_CAPTURING;
         // SAFETY: the stream exists for the lifetime of `self`, as `Stream::raw` and the callers of `from_handle`
         // ensure. The pointer is to a local value.
         let code = unsafe { (driver.functions.stream_is_capturing)(self.handle(), &raw mut capture) };
         driver.check("cuStreamIsCapturing", code)?;
         if capture != NOT_CAPTURING {
-            // A query would invalidate the capture. It still invalidates a capture that another thread begins right
-            // here.
+            // A capture that another thread begins after this check is still invalidated by the query.
             return driver.check("cuStreamIsCapturing", CAPTURE_UNSUPPORTED).map(|()| false);
         }
         // SAFETY: the stream exists for the lifetime of `self`, as `Stream::raw` and the callers of `from_handle` ensure.
@@ -76,7 +76,8 @@ impl RawStream<'_> {
     }
 }
 
-/// Whether all work of a stream of the current device is complete.
+/// Calls `cuStreamQuery`, and returns whether all work of the stream is complete. The stream belongs to the current
+/// device, and is not being captured.
 ///
 /// # Safety
 /// The stream exists until this returns.
@@ -191,7 +192,7 @@ impl Stream {
     /// The driver's error, including errors of the copies.
     pub fn synchronise(&self) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
-        // SAFETY: this object keeps the stream.
+        // SAFETY: `self` owns the stream, so it exists until the call returns.
         let is_complete = || unsafe { query(driver, self.0.handle()) };
         poll(Duration::MAX, is_complete).map(drop)
     }

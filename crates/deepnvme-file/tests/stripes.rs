@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use deepnvme_file::{StripeSet, Target, open};
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{Access, Config, DirectMode, Durability, Engine, OpenOptions, TensorFile, WriteExtent, WriteOptions};
+use deepnvme_io::{Access, Config, DirectMode, Durability, Engine, OpenOptions, TensorFile, WriteMode, WriteOptions};
 use deepnvme_testkit::data::read_back;
 use deepnvme_testkit::rng::random_bytes as random;
 
@@ -24,7 +24,7 @@ fn a_stripe_set_is_one_file_over_several() {
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
     let file = open(&Target::Stripes(set.clone()), options).unwrap();
     let data = random(300_007, 17);
-    let whole = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::Full };
+    let whole = WriteOptions { mode: WriteMode::WholeFile, durability: Durability::Full };
     write(&engine, &file, 0, &data, whole);
     assert_eq!(file.len().unwrap(), data.len() as u64);
     write(&engine, &file, 12_345, &data[..20_000], WriteOptions::default());
@@ -52,7 +52,7 @@ fn reading_through_the_cache_never_crosses_a_stripe() {
     let options = OpenOptions { access: Access::ReadWrite, create: true, direct: DirectMode::Preferred };
     let file = open(&Target::Stripes(StripeSet::new(parts, 4096).unwrap()), options).unwrap();
     let data = random(20_000, 3);
-    write(&engine, &file, 0, &data, WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None });
+    write(&engine, &file, 0, &data, WriteOptions { mode: WriteMode::WholeFile, durability: Durability::None });
     let mut done = 1000;
     while done < data.len() {
         let target = RegionMut::from_vec(vec![0; 9000]);

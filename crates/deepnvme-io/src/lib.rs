@@ -64,7 +64,7 @@ pub use file::{Access, DirectState, OpenOptions, TensorFile};
 pub use gpu::{GpuAccess, HostRegistration, StreamEvents, current_gpu, known_to_driver, wait_for_copies};
 pub use op::SubmitMode;
 pub use request::{
-    Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteExtent, WriteOptions,
+    Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteMode, WriteOptions,
 };
 pub use start::start_thread;
 pub use stats::{Comparisons, LatencySummary, StatsSnapshot};

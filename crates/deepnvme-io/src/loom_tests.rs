@@ -12,7 +12,7 @@ use crate::gpu::GpuEvent;
 use crate::op::Direction;
 use crate::request::{
     Priority, Request, RequestMemory, RequestQueue, StreamWaitList, SyncTarget, Transfer, WorkGuard, WorkItem,
-    WorkKind, WriteExtent, WriteOptions,
+    WorkKind, WriteMode, WriteOptions,
 };
 use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
 use crate::stripe_layout::StripeLayout;
@@ -47,8 +47,8 @@ fn request(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>)
     let sizes = BlockSizes { block_bytes: BLOCK_BYTES, bounce_bytes: BLOCK_BYTES, gds_bytes: BLOCK_BYTES };
     let plan = BlockPlan::new(Direction::Write, &[geometry], (0..blocks).map(segment).collect(), sizes).unwrap();
     assert_eq!(plan.block_count(), blocks);
-    let extent = if is_prepared { WriteExtent::WholeFile } else { WriteExtent::InPlace };
-    let options = WriteOptions { extent, ..WriteOptions::default() };
+    let mode = if is_prepared { WriteMode::WholeFile } else { WriteMode::InPlace };
+    let options = WriteOptions { mode, ..WriteOptions::default() };
     let memory = (RequestMemory::Sources(Vec::new()), false);
     Arc::new(Request::new(plan, (Vec::new(), Vec::new()), memory, starts_after, options, tracing::Span::none()))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{engine, open, small_config, try_real};
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::{DirectMode, Durability, Engine, SubmitMode, WriteExtent, WriteItem, WriteOptions};
+use deepnvme_io::{DirectMode, Durability, Engine, SubmitMode, WriteItem, WriteMode, WriteOptions};
 use deepnvme_testkit::data::{TestFile, difference, random_bytes, region_holding};
 use deepnvme_testkit::model::pick_bytes;
 use deepnvme_testkit::rng::Rng;
@@ -36,7 +36,7 @@ fn run_seed(seed: u64, mode: DirectMode) {
     let target = open(&file.path, mode).expect("the test file");
     for round in 0..8 {
         let durability = rng.pick(&[Durability::None, Durability::Data, Durability::Full]);
-        let options = WriteOptions { extent: WriteExtent::InPlace, durability };
+        let options = WriteOptions { mode: WriteMode::InPlace, durability };
         let len = pick_bytes(&mut rng, 32 << 10, 150_000);
         let offset = rng.below(FILE_BYTES + 10_000 - len);
         let bytes = random_bytes(rng.next_u64(), len as usize);
@@ -88,7 +88,7 @@ fn a_durable_whole_file_is_exactly_the_memory_after_a_crash() {
         let target = open(&file.path, DirectMode::Preferred).expect("the test file");
         for round in 0..4 {
             let bytes = random_bytes(rng.next_u64(), 1 + pick_bytes(&mut rng, 32 << 10, 400_000) as usize);
-            let options = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::Full };
+            let options = WriteOptions { mode: WriteMode::WholeFile, durability: Durability::Full };
             let source = region_holding(1, &bytes).region();
             engine.write(&target, 0, source, options).expect("accepted").wait().1.expect("written");
             for crash in 0..CRASHES {
@@ -126,7 +126,7 @@ fn a_file_without_a_name_can_be_written_durably() {
         deepnvme_io::TensorFile::from_fd(file.as_fd(), None, deepnvme_io::Access::ReadWrite, DirectMode::Preferred)
             .expect("an open descriptor");
     let engine = Engine::new(deepnvme_io::Config::default()).expect("some backend works");
-    let options = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::Full };
+    let options = WriteOptions { mode: WriteMode::WholeFile, durability: Durability::Full };
     let bytes = random_bytes(11, 100_001);
     let source = region_holding(3, &bytes).region();
     engine.write(&target, 0, source, options).expect("accepted").wait().1.expect("written and synced");

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use deepnvme_io::{
-    BackendChoice, Config, DirectMode, Engine, ErrorKind, TensorFile, WriteExtent, WriteItem, WriteOptions,
+    BackendChoice, Config, DirectMode, Engine, ErrorKind, TensorFile, WriteItem, WriteMode, WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
 use deepnvme_testkit::data::TestFile;
@@ -35,12 +35,12 @@ fn items(files: &[Arc<TensorFile>], bytes: usize) -> Vec<WriteItem> {
     files.iter().map(item).collect()
 }
 
-const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: deepnvme_io::Durability::None };
+const WHOLE: WriteOptions = WriteOptions { mode: WriteMode::WholeFile, durability: deepnvme_io::Durability::None };
 
 #[test]
 fn a_write_of_several_files_is_cancelled_at_any_moment() {
     // Both have a preparation: one sets the file's size, the other preallocates.
-    let in_place = WriteOptions { extent: WriteExtent::InPlace, ..WHOLE };
+    let in_place = WriteOptions { mode: WriteMode::InPlace, ..WHOLE };
     for (workers, options) in [(1, WHOLE), (3, WHOLE), (1, in_place), (3, in_place)] {
         watchdog::with_time_limit(&format!("{workers} workers, {options:?}"), TIME_MAX, || {
             let folder = TestFile::holding(&[]);
@@ -109,7 +109,7 @@ fn closing_finishes_what_was_submitted_and_refuses_what_comes_later() {
                                 // Run by this thread, with its sync on a worker.
                                 1 => engine.read_now(file, 4096, target).map(|pending| pending.wait().1),
                                 _ => {
-                                    let in_place = WriteOptions { extent: WriteExtent::InPlace, ..options };
+                                    let in_place = WriteOptions { mode: WriteMode::InPlace, ..options };
                                     let source = Region::from_vec(vec![3; (round as usize % 2) * 1000]);
                                     engine.write_now(file, 0, source, in_place).map(|pending| pending.wait().1)
                                 }

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, DirectState, Durability, Engine, ErrorKind, OpenOptions, ReadItem,
-    SubmitMode, TensorFile, Transfer, WriteExtent, WriteItem, WriteOptions,
+    SubmitMode, TensorFile, Transfer, WriteItem, WriteMode, WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
 use deepnvme_testkit::data::read_back;
 use deepnvme_testkit::rng::random_bytes as random;
 
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
-const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
+const WHOLE: WriteOptions = WriteOptions { mode: WriteMode::WholeFile, durability: Durability::None };
 
 /// Returns the backend choices that work on this machine.
 fn choices() -> Vec<BackendChoice> {

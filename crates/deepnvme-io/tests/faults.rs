@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use common::storm::Storm;
 use common::{MakeBackend, decorated, hidden_faults, open, simulated_by};
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::{Config, DirectMode, Durability, Engine, ErrorKind, SubmitMode, WriteExtent, WriteOptions};
+use deepnvme_io::{Config, DirectMode, Durability, Engine, ErrorKind, SubmitMode, WriteMode, WriteOptions};
 use deepnvme_mem::RegionMut;
 use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
@@ -156,7 +156,7 @@ fn a_failed_sync_fails_the_write_that_asked_for_it() {
     let target = open(&file.path, DirectMode::Preferred).expect("the test file");
     for (durability, fails) in [(Durability::None, false), (Durability::Data, true), (Durability::Full, true)] {
         let source = region_holding(0, &random_bytes(4, 10_000)).region();
-        let options = WriteOptions { extent: WriteExtent::InPlace, durability };
+        let options = WriteOptions { mode: WriteMode::InPlace, durability };
         let (_, result) = engine.write(&target, 77, source, options).expect("accepted").wait();
         assert_eq!(result.is_err(), fails, "{durability:?}");
         if let Err(error) = result {

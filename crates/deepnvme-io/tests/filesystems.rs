@@ -11,7 +11,7 @@ use common::mounts::{LoopDevice, Mounted};
 use common::program_run::ProgramRun;
 use common::{all_real, available, engine, open, skipped, small_config};
 use deepnvme_io::{
-    Access, Config, DirectMode, DirectState, Engine, ErrorKind, OpenOptions, SubmitMode, TensorFile, WriteExtent,
+    Access, Config, DirectMode, DirectState, Engine, ErrorKind, OpenOptions, SubmitMode, TensorFile, WriteMode,
     WriteOptions,
 };
 use deepnvme_testkit::data::{
@@ -19,7 +19,7 @@ use deepnvme_testkit::data::{
 };
 use deepnvme_testkit::model::{Model, Program, Scope};
 
-const WHOLE: WriteOptions = WriteOptions { extent: WriteExtent::WholeFile, durability: deepnvme_io::Durability::None };
+const WHOLE: WriteOptions = WriteOptions { mode: WriteMode::WholeFile, durability: deepnvme_io::Durability::None };
 
 fn any_engine() -> Engine {
     Engine::new(small_config(2, SubmitMode::Batch)).expect("some backend works")

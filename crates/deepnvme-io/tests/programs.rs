@@ -13,7 +13,7 @@ use common::{
     MakeBackend, decorated, direct_works, engine, hidden_faults, open, real, simulated_by, skipped, small_config,
 };
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::{Config, DirectMode, Durability, Engine, SubmitMode, WriteExtent, WriteOptions};
+use deepnvme_io::{Config, DirectMode, Durability, Engine, SubmitMode, WriteMode, WriteOptions};
 use deepnvme_mem::Buffer;
 use deepnvme_testkit::data::{
     TestFile, bytes_of, difference, memory_available_bytes, random_bytes, region_at, region_holding,
@@ -174,7 +174,7 @@ fn whole_files_become_exactly_the_memory() {
             let len = pick_bytes(&mut rng, 32 << 10, 500_000) as usize;
             let bytes = random_bytes(seed, len);
             let durability = if seed % 20 == 0 { Durability::Full } else { Durability::None };
-            let options = WriteOptions { extent: WriteExtent::WholeFile, durability };
+            let options = WriteOptions { mode: WriteMode::WholeFile, durability };
             let source = region_holding(rng.below(600) as usize, &bytes).region();
             let (_, result) = engine.write(&target, 0, source, options).expect("accepted").wait();
             assert_eq!(result.expect("written").bytes, len as u64, "seed {seed}");

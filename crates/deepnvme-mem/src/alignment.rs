@@ -49,7 +49,7 @@ impl Alignment {
         self.floor(value + self.mask())
     }
 
-    /// Whether `value` is a multiple. Zero is one.
+    /// Returns whether `value` is a multiple. Zero is a multiple.
     #[must_use]
     pub const fn is_aligned(self, value: u64) -> bool {
         value & self.mask() == 0

@@ -58,7 +58,7 @@ impl Arena {
         self.whole.len()
     }
 
-    /// Whether the arena is empty.
+    /// Returns whether the arena is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.whole.is_empty()

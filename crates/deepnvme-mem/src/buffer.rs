@@ -117,7 +117,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether the buffer is empty.
+    /// Returns whether the buffer is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -150,13 +150,13 @@ impl Buffer {
         &self.lock_state
     }
 
-    /// Whether the kernel accepted `MADV_HUGEPAGE`. It is not asked below 2 MiB.
+    /// Returns whether the kernel accepted `MADV_HUGEPAGE`. It is not asked below 2 MiB.
     #[must_use]
     pub fn huge_advised(&self) -> bool {
         self.huge_advised
     }
 
-    /// The first byte, or an aligned dangling address if the buffer is empty.
+    /// Returns the first byte, or an aligned dangling address if the buffer is empty.
     pub(crate) fn start(&self) -> *mut u8 {
         let nothing = ptr::without_provenance_mut(Alignment::PAGE.bytes() as usize);
         let Some(mapping) = &self.mapping else { return nothing };

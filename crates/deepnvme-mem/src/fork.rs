@@ -32,7 +32,7 @@ impl CreatorProcess {
         Self { id: process_id() }
     }
 
-    /// Whether the calling process is the creator, and not a child forked from it.
+    /// Returns whether the calling process is the creator, and not a child forked from it.
     #[must_use]
     pub fn is_current(self) -> bool {
         self.id == process_id()

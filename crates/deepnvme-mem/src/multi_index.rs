@@ -10,7 +10,7 @@ pub(crate) struct Dim {
 }
 
 impl Dim {
-    /// Bytes from the first item to the position after the last one.
+    /// Returns the bytes from the first item to the position after the last one.
     pub(crate) fn span_bytes(self) -> Option<isize> {
         self.stride_bytes.checked_mul(isize::try_from(self.count).ok()?)
     }

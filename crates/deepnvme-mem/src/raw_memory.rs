@@ -133,7 +133,7 @@ impl RawMemory {
         Self { owner, ..self }
     }
 
-    /// Whether no clone of the owner exists, so that nothing else reaches these bytes.
+    /// Returns whether no clone of the owner exists, so that nothing else reaches these bytes.
     pub(crate) fn is_unique(&self) -> bool {
         let alone = Arc::strong_count(&self.owner) == 1;
         // Accesses by the last other holder, on any thread, happen before the following ones.

@@ -65,7 +65,7 @@ impl Region {
         self.raw.len()
     }
 
-    /// Whether the region is empty.
+    /// Returns whether the region is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -98,7 +98,7 @@ impl Region {
         self.raw.visit_rows(from, len, visit);
     }
 
-    /// Whether the bytes are contiguous.
+    /// Returns whether the bytes are contiguous.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.raw.is_contiguous()

@@ -40,7 +40,7 @@ impl Runs {
         self.total_bytes
     }
 
-    /// Whether the layout is a single run.
+    /// Returns whether the layout is a single run.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.dims.is_empty()
     }

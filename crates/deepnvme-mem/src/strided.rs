@@ -86,7 +86,7 @@ impl Strided {
         self.shape.iter().fold(self.item_bytes, |bytes, count| bytes.saturating_mul(*count))
     }
 
-    /// Whether two different indices may share a byte.
+    /// Returns whether two different indices may share a byte.
     ///
     /// `false` is certain. `true` is certain except for tensors whose dimensions interleave without one spanning the
     /// other, which no slicing, transposing or flipping of an ordinary tensor produces.

@@ -10,7 +10,7 @@ pub(crate) struct SystemFiles {
 }
 
 impl SystemFiles {
-    /// The files of this machine.
+    /// Returns the files of this machine.
     pub(crate) fn of_this_machine() -> Self {
         Self { root: PathBuf::from("/") }
     }

@@ -16,7 +16,7 @@ use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
 use deepnvme_file::Target;
 use deepnvme_file::{
     Replacement,
-    replace::{Member, PrivateFolder, SetReplacement, retire_set},
+    replace::{Member, PrivateFolder, SetReplacement, UNPROVEN_MARK, retire_set},
 };
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::checksums_of;
@@ -99,7 +99,7 @@ fn with_each_refused<T: 'static>(
 fn names() -> Vec<String> {
     let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
     let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());
-    names.filter(|name| !name.contains(".deepnvme-tmp-new-")).collect()
+    names.filter(|name| !name.contains(UNPROVEN_MARK)).collect()
 }
 
 fn write(path: &Path, text: &str, is_new: bool) -> Result<()> {
@@ -112,7 +112,7 @@ fn write(path: &Path, text: &str, is_new: bool) -> Result<()> {
 }
 
 fn begin() -> Result<SetReplacement> {
-    let member = |name: &str| Member { before: Path::new(MEMBERS).join(name), after: ".bin".into() };
+    let member = |name: &str| Member { prefix: Path::new(MEMBERS).join(name), suffix: ".bin".into() };
     SetReplacement::begin(&Path::new(FOLDER).join("index.json"), &[member("one-"), member("two-")], &["files"])
 }
 
@@ -395,7 +395,7 @@ fn what_others_put_into_the_folder_of_a_killed_save_stays() {
     let make = |is_committed: bool| {
         let folder = history::PrivateFolder::new(Path::new(FOLDER), "step-00000001").unwrap();
         let index = folder.path().join("deepnvme.json");
-        let member = |number| Member { before: folder.path().join(format!("shard-{number}-")), after: ".bin".into() };
+        let member = |number| Member { prefix: folder.path().join(format!("shard-{number}-")), suffix: ".bin".into() };
         let new = SetReplacement::begin(&index, &[member(0), member(1)], &["deepnvme.owned"]).unwrap();
         new.members().for_each(|path| write(path, "shard", false).unwrap());
         let left = if is_committed { new.commit(json!({})).map(|_| None).unwrap() } else { Some(new) };

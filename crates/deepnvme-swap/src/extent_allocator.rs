@@ -213,13 +213,13 @@ mod tests {
         }
 
         #[test]
-        fn a_file_that_may_not_grow_is_used_to_the_last_unit(sizes in prop::collection::vec(1_u64..9, 1..60), room in 1_u64..80) {
+        fn a_file_that_may_not_grow_is_used_to_the_last_unit(sizes in prop::collection::vec(1_u64..9, 1..60), units_max in 1_u64..80) {
             let mut allocator = ExtentAllocator::new(1);
             let mut held: Vec<Vec<Extent>> = Vec::new();
             for (index, size) in sizes.iter().enumerate() {
-                let fits = allocator.used() + size <= room;
-                let got = allocator.allocate(*size, room);
-                prop_assert_eq!(got.is_some(), fits, "{} of {}", size, room);
+                let fits = allocator.used() + size <= units_max;
+                let got = allocator.allocate(*size, units_max);
+                prop_assert_eq!(got.is_some(), fits, "{} of {}", size, units_max);
                 held.extend(got);
                 if index % 3 == 2 && !held.is_empty() {
                     held.swap_remove(index % held.len()).into_iter().for_each(|extent| allocator.free(extent));

@@ -1,8 +1,8 @@
 """``deepnvme.save``, ``deepnvme.load`` and ``deepnvme.Checkpointer``. Rust plans the files and transfers the bytes.
 
 - ``save`` writes a file, ``pickler`` pickles objects for torch archives, and ``shards`` splits large safetensors.
-- ``load`` reads files, ``load_into`` fills existing tensors, and ``lazy`` reads tensors on first use. Each gets a
-  ``load_request``: the checked arguments, and the files.
+- ``load`` checks its arguments, which ``load_request`` holds. That loads all files, ``load_into`` fills existing
+  tensors, and ``lazy`` reads tensors on first use. ``source_files`` are the files, which a save may replace meanwhile.
 - ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
 - ``load_buffer`` is the memory that a load fills. ``allocation`` allocates it, and ``buffer_pool`` reuses it.
   ``filled_memory`` finds targets that share memory, and ``read_ahead`` reads for lazy states.

@@ -13,14 +13,14 @@ class TensorEntry(NamedTuple):
 
     name: str
     dtype: str
-    """Name of the attribute of ``torch``."""
+    """As torch names it, such as ``"bfloat16"``."""
     shape: list[int]
     strides: list[int]
     """In elements."""
-    offset: int
-    """Elements of its storage before its first one."""
+    storage_offset: int
+    """Offset of its first element in the storage, in elements."""
     storage: int
-    """Index of its storage."""
+    """Index of its storage, in the list of :func:`storage_entries`."""
 
 
 class StorageEntry(NamedTuple):
@@ -31,7 +31,7 @@ class StorageEntry(NamedTuple):
     location: str
     """The device it was saved from, as torch spells it."""
     offset: int
-    """Byte of the file at which it begins."""
+    """Offset in the file, in bytes."""
 
 
 def tensor_entries(reader: _CheckpointReader, numbers: list[int] | None = None) -> list[TensorEntry]:
@@ -40,5 +40,5 @@ def tensor_entries(reader: _CheckpointReader, numbers: list[int] | None = None) 
 
 
 def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:
-    """Return the storages. Their index is their number."""
+    """Return the storages. ``TensorEntry.storage`` is an index into this list."""
     return [*map(StorageEntry._make, reader.storages())]

@@ -55,7 +55,7 @@ class UncommittedFiles(Protocol):
     def keep(self) -> None:
         """Keep the files: a manifest lists them."""
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Remove the files."""
 
 
@@ -231,7 +231,7 @@ class History:
     def _commit_single(self, step: int, path: Path, saved: SaveResult, new: _NewFile, number: int) -> None:
         if self._committed_numbers.get(step, 0) > number:
             # A signal handler saved a later state of this step during this save.
-            new.give_up()
+            new.discard()
             self.release_name(path)
             return
         if not self._native.is_claimed:
@@ -270,7 +270,7 @@ class History:
             text = self._group.run_on_all(publish)[0]
         except BaseException as error:
             # If the others are unreachable they may have gone on, and the leader's manifest may list these files.
-            saving.give_up() if self._group.is_shared_error(error) else saving.keep()
+            saving.discard() if self._group.is_shared_error(error) else saving.keep()
             raise
         finally:
             self.release_name(path)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.load_request import retry_if_replaced
+from deepnvme._checkpoint.source_files import retry_if_replaced
 from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import require_torch

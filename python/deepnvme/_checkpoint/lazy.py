@@ -19,7 +19,8 @@ from deepnvme._utils.tensors import without_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
+    from deepnvme._checkpoint.load_request import LoadRequest
+    from deepnvme._checkpoint.source_files import SourceFile
 
 # torch marks a parameter whose class is another tensor class by this attribute. `isinstance` looks for it.
 _IS_PARAMETER = "_is_param"
@@ -251,7 +252,7 @@ def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
 @gc_paused()
 def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     path, names = file.path, file.names
-    reader = request.open(file, exact=True, unless_covered=True)
+    reader = request.open(file, headers="read_unless_verified")
     tensors = tensor_entries(reader)
     chosen = request.select([entry.name for entry in tensors], names)
     wanted = set(chosen)
@@ -261,7 +262,12 @@ def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     if reader.format == "safetensors":
         return {
             entry.name: unpickler.tensor(
-                stored[entry.storage], entry.dtype, entry.offset, tuple(entry.shape), tuple(entry.strides), False
+                stored[entry.storage],
+                entry.dtype,
+                entry.storage_offset,
+                tuple(entry.shape),
+                tuple(entry.strides),
+                False,
             )
             for entry in tensors
             if entry.name in wanted

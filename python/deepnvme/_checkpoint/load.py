@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.load_request import LoadRequest, memory_errors_with_path
+from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.arguments import check_choice, check_engine, check_file_path
+from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import checked_device, refuse_fake_tensors, require_torch, with_checked_locations
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
@@ -124,7 +125,16 @@ def load(
         msg = "a map_location that chooses the device of each storage excludes into, lazy and pin_memory"
         raise InvalidArgumentError(msg)
     report = progress_callback(progress, "loading", path)
-    request = LoadRequest(path, place, _patterns(only), verify, engine, report, pin_memory, restore_location)
+    request = LoadRequest(
+        path=path,
+        device=place,
+        only=_patterns(only),
+        verify=verify,
+        engine=engine,
+        report=report,
+        pin_memory=pin_memory,
+        restore_location=restore_location,
+    )
     if into is not None:
         from deepnvme._checkpoint.load_into import fill  # noqa: PLC0415
 

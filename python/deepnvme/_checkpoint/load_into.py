@@ -18,7 +18,8 @@ from deepnvme._utils.tensors import cast_refusal, engine_reaches, without_gradie
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
+    from deepnvme._checkpoint.load_request import HeaderUse, LoadRequest
+    from deepnvme._checkpoint.source_files import SourceFile
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
 # Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group
@@ -39,7 +40,7 @@ class _Stored(NamedTuple):
     dtype: torch.dtype
     shape: list[int]
     strides: list[int]
-    offset: int
+    storage_offset: int
     storage: int
     signs: tuple[bool, bool] | None
     """Whether it is conjugate, and whether negative. ``None``: neither."""
@@ -65,10 +66,10 @@ class _Plan(NamedTuple):
 
 def _fill_all(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
     try:
-        _fill(request, _plan(request, files, targets, cast, exact=False))
+        _fill(request, _plan(request, files, targets, cast, headers="trust"))
     except MovedError:
         # Another program placed the records differently than the directory suggests.
-        _fill(request, _plan(request, files, targets, cast, exact=True))
+        _fill(request, _plan(request, files, targets, cast, headers="read"))
 
 
 def _fill(request: LoadRequest, plans: list[_Plan]) -> None:
@@ -84,7 +85,12 @@ def _fill(request: LoadRequest, plans: list[_Plan]) -> None:
 
 
 def _plan(
-    request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool, *, exact: bool
+    request: LoadRequest,
+    files: list[SourceFile],
+    targets: dict[str, torch.Tensor],
+    cast: bool,
+    *,
+    headers: HeaderUse,
 ) -> list[_Plan]:
     """Find each tensor in the files, before the first byte changes. Refuse targets that do not fit."""
     plans = []
@@ -93,7 +99,7 @@ def _plan(
     plain = _PlainTargets(targets)
     filled = FilledMemory(plain)
     for file in files:
-        reader = request.open(file, exact=exact)
+        reader = request.open(file, headers=headers)
         reads, rest = reader.direct_reads(plain, missing, file.names)
         plan = _Plan(reader, reads, [], [], [])
         plans.append(plan)
@@ -156,7 +162,7 @@ def _targets(request: LoadRequest, into: Mapping[str, Any]) -> dict[str, torch.T
 
 
 def _is_flat(into: Mapping[str, Any]) -> bool:
-    """Whether it is a dict of tensors by names that need no change, as most state dicts are."""
+    """Return whether it is a dict of tensors by names that need no change, as most state dicts are."""
     return (
         bool(into)
         and type(into) in (dict, OrderedDict)
@@ -201,7 +207,7 @@ def _check_writable(what: str, target: torch.Tensor) -> None:
 
 
 def _is_direct(target: torch.Tensor, stored: _Stored, storage_bytes: int) -> bool:
-    """Whether the target needs exactly the bytes of one storage of the file, in their order."""
+    """Return whether the target needs exactly the bytes of one storage of the file, in their order."""
     expected = 1
     for size, stride in zip(reversed(stored.shape), reversed(stored.strides), strict=True):
         if size != 1 and stride != expected:
@@ -214,7 +220,7 @@ def _is_direct(target: torch.Tensor, stored: _Stored, storage_bytes: int) -> boo
         and engine_reaches(target.device)
         and not (target.is_conj() or target.is_neg())
     )
-    return is_plain and target.dtype == stored.dtype and stored.offset == 0 and target.nbytes == storage_bytes
+    return is_plain and target.dtype == stored.dtype and stored.storage_offset == 0 and target.nbytes == storage_bytes
 
 
 def _read_groups(
@@ -261,7 +267,7 @@ def _read_group(
         reader.start(buffers).finish(request.verify, request.report)
     for name, target, stored in group:
         storage = flats[stored.storage].untyped_storage()
-        source = torch.empty(0, dtype=stored.dtype).set_(storage, stored.offset, stored.shape, stored.strides)
+        source = torch.empty(0, dtype=stored.dtype).set_(storage, stored.storage_offset, stored.shape, stored.strides)
         is_conj, is_neg = stored.signs or (False, False)
         source = source.conj() if is_conj else source
         source = torch._neg_view(source) if is_neg else source  # noqa: SLF001

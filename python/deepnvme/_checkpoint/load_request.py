@@ -1,67 +1,46 @@
-"""The checked arguments of a load, and the files that it reads."""
+"""Load all files of a path: open, read, verify, and build the objects."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
+from deepnvme._checkpoint.source_files import SourceFile, retry_if_replaced, stored_set
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
-from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError, OutOfMemoryError
+from deepnvme._utils.memory import memory_errors_with_path
+from deepnvme.errors import MovedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias, TypeVar
+    from typing import Literal, TypeAlias, TypeVar
 
     import torch
 
     from deepnvme._checkpoint.load_buffer import LoadBuffers
     from deepnvme._deepnvme import Engine
 
-    _Files = TypeVar("_Files")
     _Result = TypeVar("_Result")
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
     _Report: TypeAlias = Callable[[int, int], object] | None
-    _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage] | None
-
-# Times that a set of files may be replaced during one load.
-_REPLACEMENTS_MAX = 100
+    _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
+    HeaderUse: TypeAlias = Literal["trust", "read", "read_unless_verified"]
 
 
-class SourceFile(NamedTuple):
-    """A file of the state to load."""
-
-    path: Any
-    names: list[str] | None = None
-    """The tensors that an index lists for this file. ``None``: all."""
-    fingerprint: tuple[int, int] | None = None
-    """The file that the index means: its size, and the checksum of its own index."""
-
-
-def stored_set(named: StripeSet) -> StripeSet:
-    """Return the files of a stripe set now: a save to the set gives its parts new names, which the manifest lists."""
-    try:
-        return StripeSet.from_manifest(named.manifest_path)
-    except FileNotFoundError:
-        return named
-
-
-@dataclass
+@dataclass(kw_only=True)
 class LoadRequest:
-    """The checked arguments of a load."""
+    """A load, with its checked arguments."""
 
     path: _Path
     device: torch.device
-    only: list[str] | None
+    only: list[str] | None = None
     verify: str
-    engine: Engine | None
-    report: _Report
+    engine: Engine | None = None
+    report: _Report = None
     pin_memory: bool = False
-    restore_location: _RestoreLocation = None
+    restore_location: _RestoreLocation | None = None
     """Chooses the device of each storage, by the location that it was saved with. Default: all go to ``device``."""
 
     @property
@@ -78,15 +57,23 @@ class LoadRequest:
             return [SourceFile(stored_set(self.path))]
         return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
 
-    def open(self, file: SourceFile, *, exact: bool = False, unless_covered: bool = False) -> _CheckpointReader:
+    def open(self, file: SourceFile, *, headers: HeaderUse = "trust") -> _CheckpointReader:
         """Open one of the files.
 
         Args:
             file: the file.
-            exact: whether to read the header of each record of an archive, so that no read raises ``MovedError``.
-            unless_covered: do not read the headers if the file's checksums cover them: reads then compare them.
+            headers: how to find the data of an archive's records, whose headers state where it begins. ``"trust"``:
+                reads assume that the headers are as expected, and raise ``MovedError`` otherwise. ``"read"``: read all
+                headers now, so that no read raises ``MovedError``. ``"read_unless_verified"``: like ``"trust"`` if the
+                file's checksums cover the headers, since reads compare them then; otherwise like ``"read"``.
+
+        Raises:
+            OSError: the file cannot be opened or read.
+            CorruptFileError: the file is damaged, is no checkpoint, or lacks a tensor that its index lists.
+            ChecksumError: its index differs from the checksum, or it is another file than the one its index means.
         """
-        unless_covered = unless_covered and self.verify != "off"
+        exact = headers != "trust"
+        unless_covered = headers == "read_unless_verified" and self.verify != "off"
         reader = _CheckpointReader(file.path, self.engine, exact, file.names, unless_covered=unless_covered)
         if self.verify != "off":
             reader.check(file.fingerprint)
@@ -110,7 +97,7 @@ class LoadRequest:
         return whole
 
     def check_only(self, files: list[SourceFile]) -> None:
-        """Raise ``KeyError`` if ``only`` has a pattern that no tensor of an index matches, before anything is read."""
+        """Before reading anything, raise ``KeyError`` if a pattern of ``only`` matches no tensor."""
         self.select([name for file in files for name in file.names or ()], None)
 
     def _load_file(self, file: SourceFile) -> Any:
@@ -119,7 +106,7 @@ class LoadRequest:
             return self._read(reader, file.path, file.names)
         except MovedError:
             # Another program placed the records differently than the directory suggests.
-            return self._read(self.open(file, exact=True), file.path, file.names)
+            return self._read(self.open(file, headers="read"), file.path, file.names)
 
     def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
         if self.only is None and names is None:
@@ -176,21 +163,11 @@ class LoadRequest:
         }
         buffers.finish(self.verify, self.report)
         if self.restore_location is not None:
-            return {name: self._restored(tensor) for name, tensor in state.items()}
+            return {name: _restored(tensor, self.restore_location) for name, tensor in state.items()}
         if self.device.type != "cpu":
             # On devices that the engine reaches, the tensors are there already, and this copies nothing.
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
-
-    def _restored(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Move a tensor of a file that records no devices."""
-        import torch  # noqa: PLC0415
-
-        if self.restore_location is None:
-            return tensor
-        storage = self.restore_location(tensor.untyped_storage(), "cpu")
-        moved = torch.empty(0, dtype=tensor.dtype, device=storage.device)
-        return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
 
     def _archive(
         self,
@@ -233,38 +210,10 @@ class LoadRequest:
         return state
 
 
-def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Result]) -> _Result:
-    """Run ``work`` on the files that an index lists. If the index is replaced meanwhile, run it on the new files.
+def _restored(tensor: torch.Tensor, restore_location: _RestoreLocation) -> torch.Tensor:
+    """Move a tensor of a file that records no devices."""
+    import torch  # noqa: PLC0415
 
-    A save of several files removes the old ones once the new index is there. A reader of the old index then misses a
-    file, or finds another under its name.
-    """
-    files = find()
-    for _ in range(_REPLACEMENTS_MAX):
-        try:
-            return work(files)
-        except (FileNotFoundError, CorruptFileError, ChecksumError):  # noqa: PERF203 (rarely more than once)
-            now = find()
-            if now == files:
-                raise
-            files = now
-    msg = f"{name}: its files were replaced again and again during the load; load it again"
-    raise Error(msg)
-
-
-@contextmanager
-def memory_errors_with_path(name: str) -> Iterator[None]:
-    """Raise failed allocations as ``OutOfMemoryError`` with the name of the file."""
-    try:
-        yield
-    except OutOfMemoryError as error:
-        if error.filename is not None or name in str(error):
-            raise
-        raise OutOfMemoryError(f"{name}: {error}") from error
-    except MemoryError as error:
-        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error
-    except BaseException as error:
-        # If Python cannot allocate an object, the extension panics.
-        if type(error).__name__ != "PanicException" or str(error) != "Python API call failed":
-            raise
-        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error
+    storage = restore_location(tensor.untyped_storage(), "cpu")
+    moved = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+    return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())

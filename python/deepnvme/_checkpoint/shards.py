@@ -66,7 +66,7 @@ def save_shards(
         weight_map = {tensor[0]: name.name for name, shard in named for tensor in shard}
         foreign = new.commit(json.dumps({"metadata": metadata, "weight_map": weight_map}))
     except BaseException:
-        new.give_up()
+        new.discard()
         raise
     warn_of_kept(index, foreign)
     if "deepnvme.replaces" in metadata:
@@ -123,14 +123,14 @@ def _replaced(path: Path) -> dict[str, Any]:
 
 def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
     shards: list[list[_Tensor]] = []
-    room = -math.inf
+    bytes_left = -math.inf
     for tensor in tensors:
         nbytes = tensor[3].nbytes
-        if nbytes > room:
+        if nbytes > bytes_left:
             shards.append([])
-            room = max_shard_bytes
+            bytes_left = max_shard_bytes
         shards[-1].append(tensor)
-        room -= nbytes
+        bytes_left -= nbytes
     return shards
 
 

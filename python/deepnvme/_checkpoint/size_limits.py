@@ -126,12 +126,15 @@ class SizeLimits:
         is_described = isinstance(size, tuple) and isinstance(stride, tuple) and len(size) == len(stride)
         if not (isinstance(dtype, torch.dtype) and is_described) or not _are_counts((offset, *size, *stride)):
             self._refuse("describes a tensor with values that are not numbers")
-        room = storage._untyped_storage.nbytes() // dtype.itemsize  # noqa: SLF001
-        if 0 not in size and offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= room:
+        storage_items = storage._untyped_storage.nbytes() // dtype.itemsize  # noqa: SLF001
+        if (
+            0 not in size
+            and offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) >= storage_items
+        ):
             self._refuse("makes a tensor that extends beyond its storage")
         if function is _utils._rebuild_qtensor:  # noqa: SLF001
             # torch allocates its memory before it becomes a view.
-            if _product(size) > room:
+            if _product(size) > storage_items:
                 self._refuse("makes a tensor that is larger than its storage")
             _check_quantizer(self, size, arguments[4])
 

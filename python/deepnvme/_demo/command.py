@@ -13,7 +13,7 @@ import deepnvme
 from deepnvme._demo import checkpoints, generation, output, training
 from deepnvme._demo.comparison import Comparison, WrongResultError
 from deepnvme._demo.real_model import SENTENCES, Embedder
-from deepnvme._demo.weights import SIZE_MIN, State, check_room, choose_bytes, enlarge, total_bytes
+from deepnvme._demo.weights import SIZE_MIN, State, check_resources, choose_bytes, enlarge, total_bytes
 from deepnvme._stream.cli.commands import report_errors
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.terminal import say
@@ -36,7 +36,7 @@ def _run(options: dict[str, Any]) -> int:
     folder, asked = Path(options["folder"]), parse_bytes(options["size"], "--size")
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder; name an existing folder on the disk to show")
-    check_room(folder)
+    check_resources(folder)
     tell = _silent if options["json"] else say
     began = time.monotonic()
     progress = output.StepProgress(_STEPS)

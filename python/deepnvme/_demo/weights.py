@@ -59,8 +59,8 @@ def enlarge(weights: State, nbytes: int) -> State:
     return state
 
 
-def check_room(folder: Path) -> None:
-    """Refuse a disk or a machine that has no room for the smallest demo.
+def check_resources(folder: Path) -> None:
+    """Refuse a disk or a machine that is too small for the smallest demo.
 
     Raises:
         Error: for the disk, with ``errno.ENOSPC``.

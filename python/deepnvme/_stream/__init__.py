@@ -7,7 +7,7 @@
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``changed_buffers``: keeps changes of buffers.
 - ``call_gate``: closes a model once no call runs.
-- ``scheduler``: threads that share the memory.
+- ``thread_turns``: threads that run one model take turns if memory does not suffice for all.
 - ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.
 """
 

@@ -12,7 +12,7 @@ import torch
 from deepnvme._deepnvme import _Streamer, span
 from deepnvme._stream.memory_budget import slot_offsets
 from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, without_views
-from deepnvme._stream.scheduler import FairScheduler
+from deepnvme._stream.thread_turns import ThreadTurns
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class LayerCache:
         # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references: list[weakref.ref[torch.Tensor]] = []
         self._bindings = [ParameterBinding(group.weights, device, gate, changed) for group in groups]
-        self._scheduler = FairScheduler(gate.check)
+        self._turns = ThreadTurns(gate.check)
         # For timelines; does nothing unless one is recorded.
         self._span = span if files.engine is None else files.engine.span
         for index, group in enumerate(groups):
@@ -155,7 +155,7 @@ class LayerCache:
                 stream = self._stream_of()
                 called = time.monotonic_ns()
                 try:
-                    self._scheduler.acquire(held, acquire, index)
+                    self._turns.acquire(held, acquire, index)
                     begun = time.monotonic_ns()
                     if begun - called > _STALL_NS_MIN:
                         self._span(name, "stall", called, begun)
@@ -165,7 +165,7 @@ class LayerCache:
                     # lost.
                     if held:
                         release(index, stream)
-                    self._scheduler.release()
+                    self._turns.release()
 
             def with_weights(slot: int, args: Any, kwargs: Any) -> Any:
                 binding.bind(self._views_at(index, slot))

@@ -229,8 +229,8 @@ def _largest_split(
         The first class whose groups use the small slots, and these slots. ``None``: no two fit.
     """
     for begin, slot_bytes in small_classes:
-        room = max(large.slot_bytes, min(memory, (early + 1) * slot_bytes))
-        slots = min(room // slot_bytes, sum(index >= begin for index in class_of))
+        used = max(large.slot_bytes, min(memory, (early + 1) * slot_bytes))
+        slots = min(used // slot_bytes, sum(index >= begin for index in class_of))
         if slots > 1:
             return begin, SlotClass(slots, min(early, slots - 1), slot_bytes, shares_memory=True)
     return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._checkpoint.file_entries import StorageEntry, TensorEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.load_request import retry_if_replaced, stored_set
+from deepnvme._checkpoint.source_files import retry_if_replaced, stored_set
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._utils.arguments import path_of
@@ -151,7 +151,7 @@ def _packed_origin(source: int, dtype: str, shape: Sequence[int], encoded: _Enco
 def _origin(source: int, entry: TensorEntry, storage: StorageEntry) -> Origin:
     dtype: torch.dtype = getattr(torch, entry.dtype)
     nbytes = math.prod(entry.shape) * dtype.itemsize
-    ranges = (ByteRange(source, storage.offset + entry.offset * dtype.itemsize, nbytes),) if nbytes else ()
+    ranges = (ByteRange(source, storage.offset + entry.storage_offset * dtype.itemsize, nbytes),) if nbytes else ()
     return Origin(ranges, dtype, tuple(entry.shape))
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from deepnvme._deepnvme import _row_page_bytes, _SparseRowCache
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
-from deepnvme._stream.scheduler import FairScheduler
+from deepnvme._stream.thread_turns import ThreadTurns
 from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class RowCache:
                 at += origin.memory_nbytes
             items += count
         self._cache = _SparseRowCache(list(files.sources), tensors, at, memory, files.engine)
-        self._scheduler = FairScheduler(gate.check)
+        self._turns = ThreadTurns(gate.check)
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
         self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate, changed) for lookup in lookups]
         self._views = [
@@ -116,14 +116,14 @@ class RowCache:
             def with_items(items: list[int], call: Callable[[], Any]) -> Any:
                 held: list[None] = []
                 try:
-                    self._scheduler.acquire(held, acquire, items)
+                    self._turns.acquire(held, acquire, items)
                     binding.bind(self._views[index])
                     return refuse_backward(lookup.name, without_views(self._memory, call()))
                 finally:
                     if held:
                         release(items)
                         binding.unbind()
-                    self._scheduler.release()
+                    self._turns.release()
 
             def run(*args: Any, **kwargs: Any) -> Any:
                 indices = kwargs[name] if name in kwargs else args[position]

@@ -11,7 +11,7 @@ from deepnvme._deepnvme import _exchange_capture_mode
 from deepnvme.errors import UnsupportedError
 
 _NOTHING = nullcontext()
-# ``CU_STREAM_CAPTURE_MODE_RELAXED``: captures prohibit no call of this thread.
+# ``CU_STREAM_CAPTURE_MODE_RELAXED``: this thread may make any call during another thread's capture.
 _RELAXED = 2
 
 
@@ -31,9 +31,9 @@ def relaxed_capture_for(device: torch.device) -> AbstractContextManager[None]:
 
 @contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Run a block whose allocations, copies and waits no capture of another thread prohibits.
+    """Run a block in which allocations, copies and waits are allowed while another thread captures a graph.
 
-    In the driver's default mode they fail, and invalidate the capture.
+    By default they would fail and invalidate the capture.
     """
     before = None
     try:

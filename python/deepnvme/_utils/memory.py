@@ -1,8 +1,8 @@
-"""The memory that this process can still get."""
+"""The memory that this process can still get, and the errors if there is not enough."""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,24 @@ def refused(nbytes: int, available: int | None = None, name: str = "memory") -> 
     text = f"{amount // _GB}GB" if amount >= 10 * _GB else f"{amount // _MB}MB"
     remedy = f"use {name}='{text}' or less" if amount >= _MB else "end other programs first"
     return OutOfMemoryError(f"{name} is {nbytes:,} bytes, and {available:,} are available on this machine; {remedy}")
+
+
+@contextmanager
+def memory_errors_with_path(name: str) -> Iterator[None]:
+    """Raise failed allocations as ``OutOfMemoryError`` with the name of the file."""
+    try:
+        yield
+    except OutOfMemoryError as error:
+        if error.filename is not None or name in str(error):
+            raise
+        raise OutOfMemoryError(f"{name}: {error}") from error
+    except MemoryError as error:
+        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error
+    except BaseException as error:
+        # If Python cannot allocate an object, the extension panics.
+        if type(error).__name__ != "PanicException" or str(error) != "Python API call failed":
+            raise
+        raise OutOfMemoryError(f"{name}: there is not enough memory for the file's objects") from error
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:

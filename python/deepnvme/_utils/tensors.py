@@ -171,8 +171,8 @@ def _range_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
     """Name what a cast of integers to integers loses."""
     import torch  # noqa: PLC0415
 
-    have, room = torch.iinfo(origin), torch.iinfo(target)
-    return None if room.min <= have.min and have.max <= room.max else "the numbers beyond its range"
+    old, new = torch.iinfo(origin), torch.iinfo(target)
+    return None if new.min <= old.min and old.max <= new.max else "the numbers beyond its range"
 
 
 def checked_device(device: Any, name: str = "device") -> torch.device:
@@ -273,10 +273,10 @@ def storage_shortage(tensor: torch.Tensor) -> str | None:
         return "it is one of torch's zero tensors, which have no memory; pass tensor.clone()"
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     needed = (tensor.storage_offset() + sum((size - 1) * stride for size, stride in steps) + 1) * tensor.dtype.itemsize
-    room = tensor.untyped_storage().nbytes()
-    if room >= needed:
+    nbytes = tensor.untyped_storage().nbytes()
+    if nbytes >= needed:
         return None
-    return f"its storage has {room} bytes, and its shape takes {needed}: resize the storage, or pass another tensor"
+    return f"its storage has {nbytes} bytes, and its shape takes {needed}: resize the storage, or pass another tensor"
 
 
 def engine_reaches(device: torch.device) -> bool:

@@ -46,6 +46,11 @@ def _load(path: Any, map_location: _MapLocation, engine: Engine | None) -> Any:
         return load(path, device=map_location, engine=engine, progress=False)
     # Returns the storage on its device, by the location that torch saved with it.
     restore_location = torch.serialization._get_restore_location(map_location)  # type: ignore[no-untyped-call]  # noqa: SLF001
-    request = LoadRequest(path, torch.device("cpu"), None, "auto", engine, None)
-    request.restore_location = with_checked_locations(restore_location, map_location)
+    request = LoadRequest(
+        path=path,
+        device=torch.device("cpu"),
+        verify="auto",
+        engine=engine,
+        restore_location=with_checked_locations(restore_location, map_location),
+    )
     return request.load()

@@ -78,14 +78,14 @@ class StateLayout:
 
     Args:
         group_bytes: maximum bytes of a group, state and gradients together. A group of one block may have more.
-        with_gradients: reserve room for gradients.
+        with_gradients: reserve bytes for gradients.
     """
 
     def __init__(self, group_bytes: int, *, with_gradients: bool) -> None:
         self.group_bytes = group_bytes
         self._with_gradients = with_gradients
         self._numbers = itertools.count()
-        # Receives the next placement, if there is room.
+        # Receives the next placement, if it fits.
         self.open_group: StateGroup | None = None
         self._locations: dict[torch.nn.Parameter, list[tuple[StateGroup, Placement]]] = {}
         self._kinds: dict[torch.nn.Parameter, tuple[StateKind, ...]] = {}
@@ -122,7 +122,7 @@ class StateLayout:
         for begin in range(0, param.numel(), step):
             piece = ParameterSlice(param, begin, min(begin + step, param.numel()), kinds)
             state_bytes, grad_bytes = self._bytes(param, kinds, piece.count)
-            group = self._with_room(state_bytes + grad_bytes)
+            group = self._group_for(state_bytes + grad_bytes)
             placement = Placement(piece, group.nbytes, group.grad_nbytes)
             group.nbytes += state_bytes
             group.grad_nbytes += grad_bytes
@@ -154,7 +154,7 @@ class StateLayout:
         state = sum(kind.format.nbytes(count) for kind in kinds)
         return state, -(-count * param.dtype.itemsize // 4) * 4 if self._with_gradients else 0
 
-    def _with_room(self, nbytes: int) -> StateGroup:
+    def _group_for(self, nbytes: int) -> StateGroup:
         group = self.open_group
         is_fixed = group is None or group.is_on_disk or group.has_grads
         if group is None or is_fixed or group.nbytes + group.grad_nbytes + nbytes > self.group_bytes:

@@ -113,7 +113,7 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
             raise Error(error.errno, text, str(path)) from error
         raise
     finally:
-        new.give_up()
+        new.discard()
 
 
 def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:

@@ -6,24 +6,24 @@ use deepnvme_checkpoint::read::Contents;
 use deepnvme_format::Dtype;
 use deepnvme_format::state::contiguous_strides;
 
-/// What a file says of a tensor.
+/// A tensor as its file describes it.
 pub(super) struct FileTensor<'a> {
     pub(super) name: &'a str,
-    /// Whether its name leads to it. A tensor below a key without a name, such as a float, has no such name.
+    /// Whether the name is a path to it in the state. False below a key that has no name, such as a float.
     pub(super) is_named: bool,
     pub(super) dtype: Dtype,
     pub(super) shape: &'a [u64],
     /// In elements.
     pub(super) strides: Cow<'a, [u64]>,
-    /// Elements of its storage before its first one.
-    pub(super) offset: u64,
+    /// Offset of its first element in the storage, in elements.
+    pub(super) storage_offset: u64,
     pub(super) storage: usize,
     /// Whether its values are those of its storage, neither conjugate nor negative.
     pub(super) has_plain_signs: bool,
 }
 
 impl<'a> FileTensor<'a> {
-    /// Return the number of tensors.
+    /// Returns the number of tensors.
     pub(super) fn count(contents: &Contents) -> usize {
         match contents {
             Contents::Archive { state, .. } => state.tensors.len(),
@@ -31,7 +31,7 @@ impl<'a> FileTensor<'a> {
         }
     }
 
-    /// Return the tensor of a number below [`count`](Self::count).
+    /// Returns the tensor of a number below [`count`](Self::count).
     pub(super) fn new(contents: &'a Contents, number: usize) -> Self {
         match contents {
             Contents::Archive { state, .. } => {
@@ -42,7 +42,7 @@ impl<'a> FileTensor<'a> {
                     dtype: tensor.dtype,
                     shape: &tensor.view.shape,
                     strides: Cow::Borrowed(&tensor.view.strides),
-                    offset: tensor.view.offset,
+                    storage_offset: tensor.view.offset,
                     storage: tensor.storage,
                     has_plain_signs: tensor.signs.are_plain(),
                 }
@@ -55,7 +55,7 @@ impl<'a> FileTensor<'a> {
                     dtype: tensor.dtype,
                     shape: &tensor.shape,
                     strides: Cow::Owned(contiguous_strides(&tensor.shape)),
-                    offset: 0,
+                    storage_offset: 0,
                     storage: number,
                     has_plain_signs: true,
                 }

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use deepnvme_checkpoint::history::{self, History, Manifest, ManifestEntry, Settled};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::new_file::{NewFile, already_taken};
-use super::raise;
-use crate::error;
+use super::to_exception;
+use crate::error::{self, InvalidArgumentError};
 use crate::threads::UntilTaken;
 
 /// Result of settling: names taken by foreign files, failures, checkpoints in place, and retired checkpoints deleted.
@@ -30,12 +29,12 @@ impl PyHistory {
 
     /// Create the folder.
     fn make(&self, py: Python<'_>) -> PyResult<()> {
-        py.detach(|| self.inner.make()).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.inner.make()).map_err(|error| to_exception(py, &error))
     }
 
     /// Read the manifest's text, without checkpoints whose files are missing.
     fn read(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| self.inner.read().map(|manifest| manifest.text())).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.inner.read().map(|manifest| manifest.text())).map_err(|error| to_exception(py, &error))
     }
 
     /// Step and file of the listed checkpoints that the last ``read`` omitted because their files are missing.
@@ -57,7 +56,7 @@ impl PyHistory {
 
     /// Adopt the leader's manifest.
     fn adopt_shared(&self, text: &str) -> PyResult<()> {
-        self.inner.adopt_shared(Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?);
+        self.inner.adopt_shared(Manifest::parse(text.as_bytes()).map_err(InvalidArgumentError::new_err)?);
         Ok(())
     }
 
@@ -66,7 +65,7 @@ impl PyHistory {
     fn claim(&self, py: Python<'_>, name: String, token: String, is_leader: bool) -> PyResult<(Vec<String>, bool)> {
         let holder = history::Holder::new(name, token);
         let claimed = py.detach(|| self.inner.claim(&holder, is_leader));
-        claimed.map(|claim| (claim.unlisted, claim.is_unlocked)).map_err(|failure| raise(py, &failure))
+        claimed.map(|claim| (claim.unlisted, claim.is_unlocked)).map_err(|error| to_exception(py, &error))
     }
 
     /// Whether this process holds the lock.
@@ -87,13 +86,13 @@ impl PyHistory {
 
     /// List the names in the folder that belong to a step.
     fn names_of(&self, py: Python<'_>, step: u64) -> PyResult<Vec<String>> {
-        py.detach(|| self.inner.names_of(step)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.inner.names_of(step)).map_err(|error| to_exception(py, &error))
     }
 
     /// Reserve a name that no file has, neither here nor in ``taken``.
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
     fn reserve(&self, py: Python<'_>, step: u64, suffix: &str, taken: Vec<String>) -> PyResult<String> {
-        py.detach(|| self.inner.reserve(step, suffix, &taken)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.inner.reserve(step, suffix, &taken)).map_err(|error| to_exception(py, &error))
     }
 
     /// Release a reserved name.
@@ -108,13 +107,13 @@ impl PyHistory {
         let entry = parse_entry(entry)?;
         let Some(replacement) = new.get().take(py) else { return Err(already_taken()) };
         let committed = py.detach(|| self.inner.commit(entry, Some(replacement), &newer));
-        committed.map(settled_tuple).map_err(|failure| raise(py, &failure))
+        committed.map(settled_tuple).map_err(|error| to_exception(py, &error))
     }
 
     /// Publish a checkpoint whose files still have private names.
     fn publish(&self, py: Python<'_>, entry: &str) -> PyResult<()> {
         let entry = parse_entry(entry)?;
-        py.detach(|| self.inner.publish(&entry, &[])).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.inner.publish(&entry, &[])).map_err(|error| to_exception(py, &error))
     }
 
     /// Return whether the manifest on disk lists that file; ``None`` if it cannot be read.
@@ -138,7 +137,7 @@ impl PyHistory {
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is converted")]
 pub(crate) fn _checkpoint_paths(py: Python<'_>, folder: PathBuf, text: &str) -> PyResult<Vec<PathBuf>> {
-    let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
+    let manifest = Manifest::parse(text.as_bytes()).map_err(InvalidArgumentError::new_err)?;
     let path = |entry: &ManifestEntry| history::find_file(&folder, &entry.file, entry);
     Ok(py.detach(|| manifest.checkpoints.iter().map(path).collect()))
 }
@@ -173,7 +172,7 @@ impl NewFolder {
     }
 
     /// Delete the folder and its files, unless it was kept.
-    fn give_up(&self, py: Python<'_>) {
+    fn discard(&self, py: Python<'_>) {
         let folder = self.inner.take(py);
         py.detach(|| drop(folder));
     }
@@ -182,8 +181,8 @@ impl NewFolder {
 fn parse_entry(entry: &str) -> PyResult<ManifestEntry> {
     // Parse a whole manifest: it refuses names that no checkpoint can have.
     let text = format!("{{\"version\": 2, \"checkpoints\": [{entry}]}}");
-    let manifest = Manifest::parse(text.as_bytes()).map_err(PyValueError::new_err)?;
-    manifest.checkpoints.into_iter().next().ok_or_else(|| PyValueError::new_err("this is not a checkpoint"))
+    let manifest = Manifest::parse(text.as_bytes()).map_err(InvalidArgumentError::new_err)?;
+    manifest.checkpoints.into_iter().next().ok_or_else(|| InvalidArgumentError::new_err("this is not a checkpoint"))
 }
 
 fn settled_tuple(settled: Settled) -> SettledTuple {

@@ -10,14 +10,15 @@ use deepnvme_format::set;
 use deepnvme_io::display;
 use deepnvme_mem::RegionMut;
 use deepnvme_mem::sync::ignore_poison;
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PySet};
 
 use super::file_tensor::FileTensor;
 use super::plain_targets::{DirectReads, PlainTargets};
-use super::{build, raise};
+use super::{build, to_exception};
 use crate::engine::PyEngine;
+use crate::error::InvalidArgumentError;
 use crate::path::{PathArgument, file_name};
 use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
 
@@ -42,13 +43,13 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
         let fingerprint = file.fingerprint.map(|fingerprint| (fingerprint.bytes, fingerprint.index_crc64));
         (file.path, file.names, fingerprint)
     };
-    Ok(set.map_err(|error| raise(py, &error))?.files.into_iter().map(tuple).collect())
+    Ok(set.map_err(|error| to_exception(py, &error))?.files.into_iter().map(tuple).collect())
 }
 
 /// Refuse the name of a list of files for one file.
 #[pyfunction]
 pub(crate) fn _refuse_list_name(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
-    read::refuse_list_name(&file_name(path)?).map_err(|error| raise(py, &error))
+    read::refuse_list_name(&file_name(path)?).map_err(|error| to_exception(py, &error))
 }
 
 /// Check a list against its checksum: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
@@ -104,7 +105,7 @@ impl CheckpointReader {
             }
             Ok(reader)
         })?;
-        let reader = Arc::new(opened.map_err(|error| raise(py, &error))?);
+        let reader = Arc::new(opened.map_err(|error| to_exception(py, &error))?);
         Ok(Self { reader, engine })
     }
 
@@ -137,14 +138,14 @@ impl CheckpointReader {
     /// index, as a list states them; they are compared if given.
     fn check(&self, py: Python<'_>, fingerprint: Option<(u64, u64)>) -> PyResult<()> {
         let Some((bytes, index_crc64)) = fingerprint else {
-            return self.reader.check().map_err(|error| raise(py, &error));
+            return self.reader.check().map_err(|error| to_exception(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
         let checked = background::run_read_only(py, move || {
             reader.check()?;
             reader.compare_fingerprint(&engine, set::FileFingerprint { bytes, index_crc64 })
         })?;
-        checked.map_err(|error| raise(py, &error))
+        checked.map_err(|error| to_exception(py, &error))
     }
 
     /// Verify the file's bytes against its checksums: ``"sample"`` or ``"full"``. An archive must be opened with
@@ -153,20 +154,24 @@ impl CheckpointReader {
         let is_sample = match verify {
             "sample" => true,
             "full" => false,
-            other => return Err(PyValueError::new_err(format!("verify is {other:?}; it must be 'sample' or 'full'"))),
+            other => {
+                return Err(InvalidArgumentError::new_err(format!(
+                    "verify is {other:?}; it must be 'sample' or 'full'"
+                )));
+            }
         };
         if !self.reader.has_exact_offsets() {
             let text = format!(
                 "{}: this is a torch archive, and a safetensors file is expected",
                 display::path(self.reader.path())
             );
-            return Err(PyValueError::new_err(text));
+            return Err(InvalidArgumentError::new_err(text));
         }
         let progress = Arc::new(Progress::default());
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::run_polling_read_only(py, work, &mut || Ok(()), &stop)?.map_err(|error| raise(py, &error))
+        background::run_polling_read_only(py, work, &mut || Ok(()), &stop)?.map_err(|error| to_exception(py, &error))
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. An archive must be opened with
@@ -178,7 +183,7 @@ impl CheckpointReader {
             || start.checked_add(memory.len() as u64).is_none_or(|end| end > record.bytes)
         {
             let (len, bytes) = (memory.len(), record.bytes);
-            return Err(PyValueError::new_err(format!(
+            return Err(InvalidArgumentError::new_err(format!(
                 "{len} bytes from {start} on are not within the tensor {:?}, which has {bytes} bytes in a safetensors file",
                 record.name
             )));
@@ -190,12 +195,12 @@ impl CheckpointReader {
             engine.read(reader.file(), offset, memory)?.wait().1?;
             reader.verify_range(&engine, extent, start, &filled)
         })?;
-        read.map_err(|error| raise(py, &error))
+        read.map_err(|error| to_exception(py, &error))
     }
 
     /// Return the checksum of the file's index. With the file's size it identifies the file.
     fn index_crc64(&self, py: Python<'_>) -> PyResult<u64> {
-        py.detach(|| self.reader.index_crc64(&self.engine)).map_err(|error| raise(py, &error))
+        py.detach(|| self.reader.index_crc64(&self.engine)).map_err(|error| to_exception(py, &error))
     }
 
     #[getter]
@@ -222,8 +227,8 @@ impl CheckpointReader {
     #[pyo3(signature = (numbers=None))]
     fn tensors(&self, numbers: Option<Vec<usize>>) -> PyResult<Vec<TensorTuple>> {
         let tuple = |tensor: FileTensor<'_>| {
-            let FileTensor { name, dtype, shape, strides, offset, storage, .. } = tensor;
-            (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), offset, storage)
+            let FileTensor { name, dtype, shape, strides, storage_offset, storage, .. } = tensor;
+            (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), storage_offset, storage)
         };
         let count = FileTensor::count(self.reader.contents());
         match numbers {
@@ -232,9 +237,9 @@ impl CheckpointReader {
                 .into_iter()
                 .map(|number| match number < count {
                     true => Ok(tuple(FileTensor::new(self.reader.contents(), number))),
-                    false => {
-                        Err(PyValueError::new_err(format!("tensor {number} does not exist: the file has {count}")))
-                    }
+                    false => Err(InvalidArgumentError::new_err(format!(
+                        "tensor {number} does not exist: the file has {count}"
+                    ))),
                 })
                 .collect(),
         }
@@ -394,7 +399,7 @@ impl CheckpointReader {
     fn check_extents(&self, mut extents: impl Iterator<Item = usize>) -> PyResult<()> {
         let count = self.reader.extents().len();
         match extents.find(|extent| *extent >= count) {
-            Some(extent) => Err(PyValueError::new_err(format!(
+            Some(extent) => Err(InvalidArgumentError::new_err(format!(
                 "storage {extent} does not exist: the file has {count}, counted from 0"
             ))),
             None => Ok(()),
@@ -406,10 +411,10 @@ impl CheckpointReader {
 fn load_target(object: &Bound<'_, PyAny>, bytes: u64) -> PyResult<RegionMut> {
     let target = tensor_memory::target(object)?;
     if !target.is_contiguous() {
-        return Err(PyValueError::new_err("a load buffer must be contiguous memory; pass a contiguous tensor"));
+        return Err(InvalidArgumentError::new_err("a load buffer must be contiguous memory; pass a contiguous tensor"));
     }
     if target.len() as u64 != bytes {
-        return Err(PyValueError::new_err(format!(
+        return Err(InvalidArgumentError::new_err(format!(
             "a load buffer has {} bytes, and {bytes} are to be read into it; pass one of that size",
             target.len()
         )));
@@ -429,7 +434,7 @@ impl Loading {
             Some(loading) => loading.add(engine, group),
             None => Ok(()),
         });
-        added.map_err(|error| raise(py, &error))
+        added.map_err(|error| to_exception(py, &error))
     }
 }
 
@@ -450,7 +455,7 @@ impl Loading {
             "auto" => Verify::Auto,
             "full" => Verify::Full,
             other => {
-                return Err(PyValueError::new_err(format!(
+                return Err(InvalidArgumentError::new_err(format!(
                     "verify is {other:?}; it must be 'auto', 'off', 'sample' or 'full'"
                 )));
             }
@@ -464,7 +469,7 @@ impl Loading {
         let stop = || shared.stop();
         let finish = move || loading.finish(verify, &seen);
         let finished = background::run_polling_read_only(py, finish, &mut report_progress, &stop)?;
-        finished.map_err(|error| raise(py, &error))?;
+        finished.map_err(|error| to_exception(py, &error))?;
         report_progress()
     }
 }

@@ -31,13 +31,13 @@ pub(crate) use shard::{_shard_ranges, SaveShard};
 
 /// Converts a format error to the exception that Python code expects.
 pub(crate) fn format_error(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {
-    raise(py, &Error::Format { path: path.to_path_buf(), source })
+    to_exception(py, &Error::Format { path: path.to_path_buf(), source })
 }
 
 /// Converts the error of a save or load to the exception that Python code expects.
-fn raise(py: Python<'_>, failure: &Error) -> PyErr {
-    let class = match failure {
-        Error::Io(failure) => return error::raise(py, failure),
+fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
+    let class = match error {
+        Error::Io(error) => return error::to_exception(py, error),
         Error::Format { source: deepnvme_format::Error::Invalid(_), .. } => "InvalidArgumentError",
         Error::Format { source: deepnvme_format::Error::Unsupported(_), .. } => "UnsupportedError",
         Error::Format { source: deepnvme_format::Error::Memory { .. }, .. } => "OutOfMemoryError",
@@ -50,8 +50,8 @@ fn raise(py: Python<'_>, failure: &Error) -> PyErr {
         Error::Locked { .. } => "LockedError",
         Error::Manifest { .. } => "CorruptFileError",
     };
-    let raised = error::plain(py, class, failure.to_string());
-    let place = match failure {
+    let raised = error::plain(py, class, error.to_string());
+    let place = match error {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
         Error::Format { path, .. } | Error::NoChecksums { path, .. } => Some((path, None)),
         Error::Moved { path, .. } | Error::Changed { path } => Some((path, None)),

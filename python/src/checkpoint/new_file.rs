@@ -7,7 +7,7 @@ use deepnvme_file::{Replacement, Target};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use super::raise;
+use super::to_exception;
 use crate::engine::PyEngine;
 use crate::threads::UntilTaken;
 use crate::{default, error};
@@ -28,7 +28,7 @@ impl NewFile {
         let target = Target::Path(path);
         let created = py.detach(|| write::create(&engine, &target, nbytes));
         let (replacement, _) =
-            created.map_err(|failure| raise(py, &write::error_of_target(failure, &target.path(), nbytes)))?;
+            created.map_err(|error| to_exception(py, &write::error_of_target(error, &target.path(), nbytes)))?;
         let temporary = replacement.temporary().path();
         Ok(Self { temporary, inner: UntilTaken::new(replacement) })
     }
@@ -59,7 +59,7 @@ impl NewFile {
     }
 
     /// Delete the file unless it was committed or kept.
-    fn give_up(&self, py: Python<'_>) {
+    fn discard(&self, py: Python<'_>) {
         let replacement = self.take(py);
         py.detach(|| drop(replacement));
     }

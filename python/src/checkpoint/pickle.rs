@@ -51,8 +51,8 @@ pub(crate) fn _pickle_plain<'py>(py: Python<'py>, state: &Bound<'py, PyAny>) -> 
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 pub(crate) fn _check_pickle(py: Python<'_>, pickle: PyBackedBytes) -> PyResult<()> {
     let checked = py.detach(|| deepnvme_format::pickle::parse(&pickle).and_then(|graph| PickledState::of(&graph)));
-    let refused = |failure: deepnvme_format::Error| {
-        let text = format!("the state cannot be saved so that it could be loaded: {failure}");
+    let refused = |error: deepnvme_format::Error| {
+        let text = format!("the state cannot be saved so that it could be loaded: {error}");
         error::plain(py, "InvalidArgumentError", text)
     };
     checked.map(drop).map_err(refused)

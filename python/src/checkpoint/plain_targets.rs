@@ -69,7 +69,8 @@ impl PlainTargets {
     /// Return the target that the bytes of a storage fill exactly, in their order.
     pub(super) fn find(&self, py: Python<'_>, tensor: &FileTensor<'_>, storage_bytes: u64) -> Option<Py<PyAny>> {
         let (target, plain) = self.by_name.get(tensor.name)?;
-        let is_whole = tensor.offset == 0 && tensor.has_plain_signs && plain.addresses.len() as u64 == storage_bytes;
+        let is_whole =
+            tensor.storage_offset == 0 && tensor.has_plain_signs && plain.addresses.len() as u64 == storage_bytes;
         let is_same = plain.shape == tensor.shape && Some(plain.dtype) == dlpack_type(tensor.dtype);
         (is_whole && is_same && is_row_major(tensor)).then(|| target.clone_ref(py))
     }

@@ -12,14 +12,15 @@ use deepnvme_format::Dtype;
 use deepnvme_format::archive::STORAGES;
 use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, OpenOptions};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedStr;
 
-use super::raise;
 use super::save::{Destination, Saving, start};
 use super::shard::SaveShard;
+use super::to_exception;
 use crate::engine::PyEngine;
+use crate::error::InvalidArgumentError;
 use crate::once::intern;
 use crate::path::PathArgument;
 use crate::threads::UntilTaken;
@@ -94,7 +95,7 @@ pub(crate) fn _plan_safetensors(
         let dtype = known.ok_or_else(|| {
             let text =
                 format!("{name:?}: safetensors has no torch.{dtype}; save the state as a .pt file, or convert it");
-            PyValueError::new_err(text)
+            InvalidArgumentError::new_err(text)
         })?;
         let bytes = signed_source(&engine, &object, dtype).map_err(|error| named_tensor(py, &name, error))?;
         Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes })
@@ -149,7 +150,7 @@ impl SavePlan {
         let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
         let durability = settings::durability(&options.durability)?;
         let options = SaveOptions { durability, has_checksums: options.checksums, staging };
-        let save = plan(&target, options).map_err(|error| raise(py, &error))?;
+        let save = plan(&target, options).map_err(|error| to_exception(py, &error))?;
         Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: UntilTaken::new(save) })
     }
 
@@ -200,7 +201,10 @@ impl SavePlan {
     fn start_shard(&self, py: Python<'_>, file: PathBuf, start: u64, stop: u64, base: u64) -> PyResult<SaveShard> {
         let range: Range<u64> = start..stop;
         if base > start || start > stop || stop > self.nbytes {
-            return Err(PyValueError::new_err(format!("{start} to {stop} is not a shard of {} bytes", self.nbytes)));
+            return Err(InvalidArgumentError::new_err(format!(
+                "{start} to {stop} is not a shard of {} bytes",
+                self.nbytes
+            )));
         }
         let save = Arc::new(self.take(py)?);
         let options = OpenOptions::to_fill(self.engine.config().direct);
@@ -209,7 +213,8 @@ impl SavePlan {
             let file = deepnvme_file::open(&Target::Path(file), options)?;
             save.start_shard(engine, file, range, base, progress)
         });
-        let shard = written.map_err(|error| raise(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
+        let shard =
+            written.map_err(|error| to_exception(py, &error_of_target(error, &self.target.path(), self.nbytes)))?;
         Ok(SaveShard::new(shard, self.target.path(), self.nbytes))
     }
 
@@ -245,7 +250,7 @@ pub(crate) struct SaveStaging {
 impl SaveStaging {
     #[new]
     fn new(py: Python<'_>, nbytes: u64) -> PyResult<Self> {
-        let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| raise(py, &error))?;
+        let inner = py.detach(|| Staging::new(nbytes)).map_err(|error| to_exception(py, &error))?;
         Ok(Self { nbytes: inner.bytes(), inner: UntilTaken::new(inner) })
     }
 

@@ -9,11 +9,11 @@ use deepnvme_checkpoint::write::ReflinkTarget;
 use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::new_file::already_taken;
-use super::raise;
+use super::to_exception;
+use crate::error::InvalidArgumentError;
 use crate::path::file_name;
 use crate::threads::UntilTaken;
 use crate::{background, default};
@@ -42,11 +42,11 @@ impl PyReflinkTarget {
         let (path, engine) = (Target::Path(file_name(path)?), default::or_default(py, None)?);
         let spec = |(name, dtype, count): (String, String, u64)| match Dtype::from_torch(&dtype) {
             Some(dtype) => Ok(TensorSpec { name, dtype, shape: vec![count] }),
-            None => Err(PyValueError::new_err(format!("{name:?}: torch.{dtype} is not known"))),
+            None => Err(InvalidArgumentError::new_err(format!("{name:?}: torch.{dtype} is not known"))),
         };
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
         let target = py.detach(|| ReflinkTarget::new(engine, &path, specs, metadata, checksums));
-        let target = target.map_err(|error| raise(py, &error))?;
+        let target = target.map_err(|error| to_exception(py, &error))?;
         let (data_offset, private_path) = (target.data_offset(), target.private_path());
         Ok(Self { data_offset, private_path, inner: UntilTaken::new(target) })
     }
@@ -63,7 +63,7 @@ impl PyReflinkTarget {
         self.private_path.to_string_lossy().into_owned()
     }
 
-    /// Return the file's descriptor, until it is committed or given up.
+    /// Return the file's descriptor, until it is committed or discarded.
     fn fileno(&self, py: Python<'_>) -> PyResult<i32> {
         self.inner.with(py, |target| target.descriptor().as_raw_fd()).ok_or_else(already_taken)
     }
@@ -76,11 +76,11 @@ impl PyReflinkTarget {
         let seen = Arc::clone(&progress);
         let stop = || progress.stop();
         let committed = background::run_polling(py, move || target.commit(&seen), &mut || Ok(()), &stop)?;
-        committed.map_err(|error| raise(py, &error))
+        committed.map_err(|error| to_exception(py, &error))
     }
 
     /// Delete the file unless it was committed.
-    fn give_up(&self, py: Python<'_>) {
+    fn discard(&self, py: Python<'_>) {
         let target = self.inner.take(py);
         py.detach(|| drop(target));
     }

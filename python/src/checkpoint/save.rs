@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 
 use super::load::progress_callback;
 use super::new_file::{NewFile, already_taken};
-use super::raise;
+use super::to_exception;
 use crate::background::check_process;
 use crate::{error, threads};
 
@@ -142,7 +142,7 @@ impl Saving {
         if let Some(signal) = raised {
             return Err(signal);
         }
-        let saved = outcome.map_err(|error| raise(py, &error))?;
+        let saved = outcome.map_err(|error| to_exception(py, &error))?;
         report_progress()?;
         Ok(saved_tuple(saved))
     }

@@ -6,8 +6,8 @@ use deepnvme_checkpoint::write::{self, Shard};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use super::raise;
 use super::save::{SavedTuple, saved_tuple};
+use super::to_exception;
 use crate::threads::UntilTaken;
 
 /// Split a file for at most ``writers`` processes. Returns start and end of each shard.
@@ -47,6 +47,6 @@ impl SaveShard {
         };
         let finished = py.detach(|| shard.finish(&others));
         let (target, nbytes) = &self.target;
-        finished.map(saved_tuple).map_err(|failure| raise(py, &write::error_of_target(failure, target, *nbytes)))
+        finished.map(saved_tuple).map_err(|error| to_exception(py, &write::error_of_target(error, target, *nbytes)))
     }
 }

@@ -5,12 +5,14 @@ use std::ptr;
 use std::sync::Arc;
 
 use deepnvme_mem::{Device, RegionMut};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCapsule, PyMemoryView};
 
 use super::held_storages::KeepAlive;
+
+use crate::error::InvalidArgumentError;
 
 /// An exporter's description of its memory.
 pub(crate) struct Exported {
@@ -158,7 +160,9 @@ pub(crate) fn with_bytes<T>(object: &Bound<'_, PyAny>, use_it: impl FnOnce(&[u8]
     let view = PyMemoryView::from(object)?;
     let memory = exported(&view)?;
     if memory.stride_bytes.is_some() || memory.indirect {
-        return Err(PyValueError::new_err("the bytes of this buffer do not lie side by side; pass a contiguous copy"));
+        return Err(InvalidArgumentError::new_err(
+            "the bytes of this buffer do not lie side by side; pass a contiguous copy",
+        ));
     }
     if memory.bytes == 0 {
         return use_it(&[]);

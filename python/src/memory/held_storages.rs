@@ -137,7 +137,7 @@ impl StorageHolds {
     pub(super) fn contain(&self, address: usize, bytes: usize) -> bool {
         let after = self.ranges.partition_point(|(start, _)| *start <= address);
         let Some(before) = after.checked_sub(1) else { return false };
-        self.ranges[before].1.checked_sub(address).is_some_and(|room| room >= bytes)
+        self.ranges[before].1.checked_sub(address).is_some_and(|available| available >= bytes)
     }
 }
 

@@ -2,10 +2,10 @@
 
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, StreamHandle, Strided};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::held_storages::KeepAlive;
+use crate::error::InvalidArgumentError;
 use crate::once::intern;
 
 /// Access of a request to the memory.
@@ -79,5 +79,5 @@ pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
 /// Converts a layout error to a `ValueError`.
 #[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
 pub(super) fn refusal(error: std::io::Error) -> PyErr {
-    PyValueError::new_err(error.to_string())
+    InvalidArgumentError::new_err(error.to_string())
 }

@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use deepnvme_mem::dlpack::Imported;
 use deepnvme_mem::{Region, RegionMut, StreamHandle, Strided, TensorPlace};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use super::held_storages::KeepAlive;
 use super::layout::{Layout, Location, refusal};
+
+use crate::error::InvalidArgumentError;
 
 /// The memory of an object, by the protocol that located it.
 pub(crate) enum ObjectMemory {
@@ -103,7 +105,7 @@ fn check_overlap(strided: Option<&Strided>) -> PyResult<()> {
     if !strided.is_some_and(Strided::may_overlap) {
         return Ok(());
     }
-    Err(PyValueError::new_err(
+    Err(InvalidArgumentError::new_err(
         "several elements of this tensor share their memory (expand() and as_strided() make such tensors), so that a \
          read has no place of its own for each; read into a tensor of its own, such as tensor.contiguous()",
     ))

@@ -5,11 +5,13 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use deepnvme_mem::{Device, Strided, TensorPlace, first_shared};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use super::layout::{Layout, MemoryAccess};
 use super::region::ObjectMemory;
+
+use crate::error::InvalidArgumentError;
 
 /// Types for which every bit pattern is valid.
 pub(crate) trait Plain: Copy + Send + Sync + 'static {}
@@ -48,14 +50,16 @@ impl<T: Plain> TensorSlice<T> {
             return Err(PyTypeError::new_err("this tensor is another library's; pass a torch tensor or a numpy array"));
         };
         if location.device != Device::Host {
-            return Err(PyValueError::new_err("this tensor is on a GPU; the kernel works on memory of the host"));
+            return Err(InvalidArgumentError::new_err(
+                "this tensor is on a GPU; the kernel works on memory of the host",
+            ));
         }
         if strided.is_some() {
-            return Err(PyValueError::new_err("this tensor is not contiguous; pass tensor.contiguous()"));
+            return Err(InvalidArgumentError::new_err("this tensor is not contiguous; pass tensor.contiguous()"));
         }
         if !bytes.is_multiple_of(size_of::<T>()) || (bytes > 0 && !address.is_multiple_of(align_of::<T>())) {
             let wanted = size_of::<T>();
-            return Err(PyValueError::new_err(format!(
+            return Err(InvalidArgumentError::new_err(format!(
                 "{bytes} bytes at address {address:#x} are not whole, aligned elements of {wanted} bytes; pass tensor.clone()"
             )));
         }
@@ -156,7 +160,7 @@ pub(crate) fn check_disjoint_from(contiguous: &[AddressRange], mut strided: Vec<
 }
 
 fn shared() -> PyErr {
-    PyValueError::new_err(
+    InvalidArgumentError::new_err(
         "two of the tensors share memory, and one of them would be changed; pass tensors of their own",
     )
 }

@@ -15,10 +15,10 @@ use deepnvme_optim::{
     Error, Kernel, Rounding, Sign, SqrtMode, StepOptions, ThreadPool, accumulate, decode_moment, encode_moment,
     gradient_norm,
 };
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::error::InvalidArgumentError;
 use crate::memory::{MemoryAccess, check_disjoint};
 use crate::{error, tensor_memory, torch};
 use parts::Parts;
@@ -44,11 +44,11 @@ impl PyKernel {
     fn new(threads: usize, sqrt_mode: &str) -> PyResult<Self> {
         let sqrt_mode = sqrt_mode_named(sqrt_mode)?;
         if !sqrt_mode.is_available() {
-            return Err(PyValueError::new_err(
+            return Err(InvalidArgumentError::new_err(
                 "this CPU has no reciprocal square root estimate; pass sqrt_mode='exact'",
             ));
         }
-        Ok(Self { pool: ThreadPool::new(threads).map_err(raise)?, sqrt_mode })
+        Ok(Self { pool: ThreadPool::new(threads).map_err(to_exception)?, sqrt_mode })
     }
 
     /// The number of threads.
@@ -104,7 +104,7 @@ impl PyKernel {
         let changed: Vec<Bound<'_, PyAny>> =
             parts.iter().flat_map(|part| [Some(part.0.clone()), part.3.clone()]).flatten().collect();
         let record = record.map(Bound::get);
-        let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(raise)?;
+        let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(to_exception)?;
         let mut tensors = parts.into_iter().map(PartTensors::new).collect::<PyResult<Vec<_>>>()?;
         check_disjoint(tensors.iter().flat_map(PartTensors::address_ranges).collect())?;
         let rounding = if stochastic { Rounding::Stochastic } else { Rounding::Nearest };
@@ -118,7 +118,7 @@ impl PyKernel {
             }
             Ok(())
         })
-        .map_err(raise)?;
+        .map_err(to_exception)?;
         torch::increment_versions(py, &changed)
     }
 
@@ -146,7 +146,7 @@ impl PyKernel {
         record: &Bound<'_, PyStepRecord>,
         batch: Option<(usize, Option<Bound<'_, PyAny>>)>,
     ) -> PyResult<Vec<usize>> {
-        let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(raise)?;
+        let kernel = Kernel::new(settings::algorithm(algorithm, settings)?, self.sqrt_mode).map_err(to_exception)?;
         let record = record.get();
         let batch = batch.as_ref().map(|(batch, memory)| (*batch, memory.as_ref()));
         let parts = gradients.get().parts(py, group, record, batch)?;
@@ -172,7 +172,7 @@ impl PyKernel {
             record.add(tensors.iter().map(|part| part.index));
             Ok(())
         })
-        .map_err(raise)?;
+        .map_err(to_exception)?;
         // First: new objects of Python would start a collection, which would visit all storages.
         drop(tensors);
         if let Some(classes) = torch::plain_classes(py)? {
@@ -187,7 +187,7 @@ impl PyKernel {
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (mut moment, mut out) = (Moment::new(moment)?, tensor_memory::slice::<f32>(out, MemoryAccess::Write)?);
         check_disjoint(moment.address_ranges().into_iter().chain([out.address_range()]).collect())?;
-        py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(raise)
+        py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(to_exception)
     }
 
     /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
@@ -195,14 +195,14 @@ impl PyKernel {
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (values, mut moment) = (tensor_memory::slice::<f32>(values, MemoryAccess::Read)?, Moment::new(moment)?);
         check_disjoint(moment.address_ranges().into_iter().chain([values.address_range()]).collect())?;
-        py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(raise)
+        py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(to_exception)
     }
 
     /// Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, MemoryAccess::Write)?, Floats::new(new, MemoryAccess::Read)?);
         check_disjoint(vec![sum.address_range(), new.address_range()])?;
-        py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(raise)
+        py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(to_exception)
     }
 
     /// Sum the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite.
@@ -251,7 +251,7 @@ fn sign(squares: bool) -> Sign {
 fn sqrt_mode_named(name: &str) -> PyResult<SqrtMode> {
     SqrtMode::ALL.into_iter().find(|mode| sqrt_mode_name(*mode) == name).ok_or_else(|| {
         let known = SqrtMode::ALL.map(sqrt_mode_name).join("', '");
-        PyValueError::new_err(format!("sqrt_mode is '{name}'; it must be one of '{known}'"))
+        InvalidArgumentError::new_err(format!("sqrt_mode is '{name}'; it must be one of '{known}'"))
     })
 }
 
@@ -265,9 +265,9 @@ fn sqrt_mode_name(mode: SqrtMode) -> &'static str {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
-fn raise(failure: Error) -> PyErr {
-    match failure {
-        Error::Threads { .. } => Python::attach(|py| error::plain(py, "Error", failure.to_string())),
-        _ => PyValueError::new_err(failure.to_string()),
+fn to_exception(error: Error) -> PyErr {
+    match error {
+        Error::Threads { .. } => Python::attach(|py| error::plain(py, "Error", error.to_string())),
+        _ => InvalidArgumentError::new_err(error.to_string()),
     }
 }

@@ -8,11 +8,11 @@ use std::sync::{Mutex, MutexGuard};
 
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::Float;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::tensors::float;
+use crate::error::InvalidArgumentError;
 use crate::memory::Described;
 use crate::torch;
 
@@ -91,7 +91,7 @@ impl PyStepPlan {
             "fp32" => MomentFormat::F32,
             "bf16" => MomentFormat::Bf16,
             "8bit" => MomentFormat::Q8,
-            _ => return Err(PyValueError::new_err(format!("moments is '{moments}'"))),
+            _ => return Err(InvalidArgumentError::new_err(format!("moments is '{moments}'"))),
         };
         let group = |((params, places), names): ((Vec<_>, Vec<_>), Vec<_>)| {
             let pairs = params.into_iter().zip(places);

@@ -1,9 +1,11 @@
 //! Parse an algorithm's settings, named as in torch's optimizers, except `beta1` and `beta2` for `betas`.
 
 use deepnvme_optim::{Adagrad, Adam, Algorithm, Lion, Sgd};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+
+use crate::error::InvalidArgumentError;
 
 /// Read the named settings, and return the defaults with them.
 macro_rules! read {
@@ -30,7 +32,7 @@ pub(super) fn algorithm(name: &str, settings: &Bound<'_, PyDict>) -> PyResult<Al
         }
         "adagrad" => Algorithm::Adagrad(read!(reader, Adagrad::default(), [lr, lr_decay, eps, weight_decay, maximize])),
         _ => {
-            return Err(PyValueError::new_err(format!(
+            return Err(InvalidArgumentError::new_err(format!(
                 "algorithm is '{name}'; it must be 'adam', 'adamw', 'lion', 'sgd' or 'adagrad'"
             )));
         }
@@ -62,7 +64,7 @@ impl<'py> SettingsReader<'_, 'py> {
             let name: String = name.extract()?;
             if !self.names_read.contains(&name.as_str()) {
                 let known = self.names_read.join(", ");
-                return Err(PyValueError::new_err(format!("{algorithm} has no setting '{name}'; use {known}")));
+                return Err(InvalidArgumentError::new_err(format!("{algorithm} has no setting '{name}'; use {known}")));
             }
         }
         Ok(())

@@ -6,7 +6,6 @@ use std::sync::{Mutex, MutexGuard};
 
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_optim::Float;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyWeakrefMethods, PyWeakrefReference};
 
@@ -14,6 +13,7 @@ use super::parts::{Candidate, Count, Finder, Parts};
 use super::plan::{Member, Placement, Prepared, PyStepPlan};
 use super::step_record::PyStepRecord;
 use super::tensors::{Floats, float};
+use crate::error::InvalidArgumentError;
 use crate::memory::{GcPause, MemoryAccess, StorageHolds};
 use crate::once::intern;
 use crate::torch::{self, PlainClasses};
@@ -225,7 +225,7 @@ impl PyStepGradients {
         let held = Arc::new(StorageHolds::new(py, &objects)?);
         let grads = objects.iter().map(|grad| {
             let found = classes.describe(grad).and_then(|grad| Floats::held(&grad, &held, MemoryAccess::Read));
-            found.ok_or_else(|| PyValueError::new_err("a gradient was changed during the step"))
+            found.ok_or_else(|| InvalidArgumentError::new_err("a gradient was changed during the step"))
         });
         places.into_iter().zip(grads).map(|(place, grad)| Ok((place, grad?))).collect()
     }
@@ -247,7 +247,8 @@ impl PyStepGradients {
             Some(memory) => {
                 let held = Arc::new(StorageHolds::new(py, std::slice::from_ref(memory))?);
                 let found = classes.describe(memory).and_then(|found| found.slice::<u8>(&held, MemoryAccess::Write));
-                let refused = || PyValueError::new_err("the memory of a batch must be a contiguous uint8 tensor");
+                let refused =
+                    || InvalidArgumentError::new_err("the memory of a batch must be a contiguous uint8 tensor");
                 Some(found.ok_or_else(refused)?)
             }
             None => None,

@@ -4,10 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
+use crate::error::InvalidArgumentError;
 use crate::once::intern;
 
 /// Returns the file name of a `str`, `bytes` or `os.PathLike`.
@@ -29,10 +30,12 @@ pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
         Err(_) => path.extract::<OsString>()?,
     };
     if name.is_empty() {
-        return Err(PyValueError::new_err("the path is empty; name a file"));
+        return Err(InvalidArgumentError::new_err("the path is empty; name a file"));
     }
     if name.as_bytes().contains(&0) {
-        return Err(PyValueError::new_err(format!("the path {name:?} has a null byte in it; no file has such a name")));
+        return Err(InvalidArgumentError::new_err(format!(
+            "the path {name:?} has a null byte in it; no file has such a name"
+        )));
     }
     Ok(PathBuf::from(name))
 }

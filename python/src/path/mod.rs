@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use deepnvme_file::Target;
 use deepnvme_io::{Access, DirectMode, OpenOptions, TensorFile};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt};
 
+use crate::error::InvalidArgumentError;
 use crate::memory;
 
 mod file_name;
@@ -63,8 +64,8 @@ impl PathArgument {
 fn descriptor(argument: &Bound<'_, PyAny>) -> PyResult<PathArgument> {
     match argument.extract::<i32>() {
         Ok(number) if number >= 0 => Ok(PathArgument::Descriptor(number)),
-        _ => {
-            Err(PyValueError::new_err(format!("{argument} is not a file descriptor; pass the number of an open file")))
-        }
+        _ => Err(InvalidArgumentError::new_err(format!(
+            "{argument} is not a file descriptor; pass the number of an open file"
+        ))),
     }
 }

@@ -1,4 +1,4 @@
-//! `deepnvme.StripeSet`: one logical file over several, one per NVMe.
+//! `deepnvme.StripeSet`: one logical file over several, one per drive.
 
 use std::path::PathBuf;
 
@@ -11,14 +11,14 @@ use crate::{error, settings};
 
 /// One logical file striped over several part files, as RAID-0 stripes disks.
 ///
-/// Several NVMe drives add up without RAID. ``read``, ``write``, ``open``, ``save``, ``load`` and others accept a
-/// stripe set as path.
+/// It adds up the bandwidth of several drives without RAID. ``read``, ``write``, ``open``, ``save``, ``load`` and
+/// others accept a stripe set as path.
 ///
 /// The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
 /// set for ``read``, ``write`` and ``load``, and for ``open`` to read.
 ///
 /// Args:
-///     paths: the part files in order, one per NVMe, 1 to 4096. Their folders must exist.
+///     paths: the part files in order, one per drive, 1 to 4096. Their folders must exist.
 ///     stripe_bytes: bytes of one part before the next part follows, a multiple of 4096, or text such as ``"1MiB"``.
 ///         Default 1 MiB.
 ///
@@ -91,7 +91,7 @@ impl StripeSet {
     }
 
     /// Internal: return the text of a manifest that names the parts as this set does.
-    fn _to_list(&self, py: Python<'_>) -> PyResult<String> {
+    fn _manifest_text(&self, py: Python<'_>) -> PyResult<String> {
         error::check(py, self.0.to_list())
     }
 

@@ -6,11 +6,11 @@ use deepnvme_checkpoint::read::Contents;
 use deepnvme_codec::Float;
 use deepnvme_stream::pack;
 use deepnvme_stream::{EncodedRange, EncodedTensor, Form};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::failure::raise;
+use super::error::to_exception;
 use crate::checkpoint::{self, CheckpointReader};
+use crate::error::InvalidArgumentError;
 
 /// An encoded tensor. Two are equal if they are the same object.
 #[pyclass(frozen, name = "_EncodedTensor", module = "deepnvme._deepnvme")]
@@ -52,7 +52,7 @@ pub(crate) fn float(name: &str) -> PyResult<Float> {
         "bfloat16" => Ok(Float::Bf16),
         "float16" => Ok(Float::F16),
         "float32" => Ok(Float::F32),
-        _ => Err(PyValueError::new_err(format!(
+        _ => Err(InvalidArgumentError::new_err(format!(
             "weights of type {name} cannot be converted; use bfloat16, float16 or float32"
         ))),
     }
@@ -69,7 +69,7 @@ pub(crate) fn encoded_range(py: Python<'_>, argument: EncodedArgument<'_>) -> Py
         }
     };
     let end = range.start.checked_add(range.bytes);
-    let end = end.ok_or_else(|| PyValueError::new_err("a range exceeds the address space"))?;
-    range.tensor.conversions(end..end, 0, range.tensor.float).map_err(|failure| raise(py, &failure))?;
+    let end = end.ok_or_else(|| InvalidArgumentError::new_err("a range exceeds the address space"))?;
+    range.tensor.conversions(end..end, 0, range.tensor.float).map_err(|error| to_exception(py, &error))?;
     Ok(range)
 }

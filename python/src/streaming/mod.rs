@@ -10,18 +10,19 @@ use deepnvme_stream::{
     Conversion, EncodedRange, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StreamPlan,
     StreamStats, Streamer, WeightFile,
 };
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use self::encoded_tensor::{EncodedArgument, encoded_range, float};
-use self::failure::raise;
+use self::error::to_exception;
 use crate::engine::PyEngine;
+use crate::error::{InvalidArgumentError, plain};
 use crate::path::PathArgument;
-use crate::{default, error, memory, tensor_memory};
+use crate::{default, memory, tensor_memory};
 
 mod encoded_tensor;
-mod failure;
+mod error;
 
 pub(crate) use encoded_tensor::{_packed_tensors, PyEncodedTensor};
 
@@ -75,7 +76,7 @@ impl PyStreamer {
         let arena = tensor_memory::target(arena)?;
         let plan = StreamPlan { files, groups, classes, cache_bytes_max };
         let streamer = Streamer::new(engine, plan, arena);
-        let streamer = streamer.map_err(|failure| raise(py, &failure))?;
+        let streamer = streamer.map_err(|error| to_exception(py, &error))?;
         Ok(Self { streamer, pid: deepnvme_mem::process_id() })
     }
 
@@ -91,7 +92,7 @@ impl PyStreamer {
         self.check(py, group)?;
         loop {
             let acquired = py.detach(|| self.streamer.acquire(group, Some(SIGNAL_CHECK_INTERVAL)));
-            if let Some(at) = acquired.map_err(|failure| raise(py, &failure))? {
+            if let Some(at) = acquired.map_err(|error| to_exception(py, &error))? {
                 return Ok(at);
             }
             py.check_signals()?;
@@ -140,7 +141,7 @@ impl PyStreamer {
         if group < groups {
             Ok(())
         } else {
-            Err(PyValueError::new_err(format!("there is no group {group}, only {groups}")))
+            Err(InvalidArgumentError::new_err(format!("there is no group {group}, only {groups}")))
         }
     }
 
@@ -201,15 +202,15 @@ impl PySparseRowCache {
         };
         let tensors: Vec<RowTensor> = tensors.into_iter().map(tensor).collect::<PyResult<_>>()?;
         if nbytes == 0 {
-            return Err(PyValueError::new_err("a tensor of 0 bytes has no rows"));
+            return Err(InvalidArgumentError::new_err("a tensor of 0 bytes has no rows"));
         }
         let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes).min().unwrap_or(0);
-        let memory = Reserved::new(nbytes, row_bytes).map_err(|failure| {
-            let errno = failure.raw_os_error();
+        let memory = Reserved::new(nbytes, row_bytes).map_err(|error| {
+            let errno = error.raw_os_error();
             PyOSError::new_err((errno, format!("cannot reserve {nbytes} bytes of address space (see ulimit -v)")))
         })?;
         let cache = SparseRowCache::new(engine, files, tensors, memory.clone(), bytes_max);
-        let cache = cache.map_err(|failure| raise(py, &failure))?;
+        let cache = cache.map_err(|error| to_exception(py, &error))?;
         Ok(Self { cache, memory, pid: deepnvme_mem::process_id() })
     }
 
@@ -224,7 +225,7 @@ impl PySparseRowCache {
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn acquire(&self, py: Python<'_>, rows: Vec<usize>) -> PyResult<()> {
         check_process(py, self.pid)?;
-        py.detach(|| self.cache.acquire(&rows)).map_err(|failure| raise(py, &failure))
+        py.detach(|| self.cache.acquire(&rows)).map_err(|error| to_exception(py, &error))
     }
 
     /// Release these rows.
@@ -262,7 +263,7 @@ pub(crate) fn _row_page_bytes(piece_bytes: usize) -> usize {
 /// Returns the conversions that load an encoded range into a slot.
 fn conversions_of(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) -> PyResult<Vec<Conversion>> {
     let EncodedRange { tensor, start, bytes } = encoded_range(py, argument)?;
-    tensor.conversions(start..start + bytes, at, float(&to)?).map_err(|failure| raise(py, &failure))
+    tensor.conversions(start..start + bytes, at, float(&to)?).map_err(|error| to_exception(py, &error))
 }
 
 fn check_process(py: Python<'_>, pid: u32) -> PyResult<()> {
@@ -270,7 +271,7 @@ fn check_process(py: Python<'_>, pid: u32) -> PyResult<()> {
         return Ok(());
     }
     let message = "the model belongs to the parent process; open the model again in this one";
-    Err(error::plain(py, "ClosedError", message.into()))
+    Err(plain(py, "ClosedError", message.into()))
 }
 
 fn open(
@@ -282,7 +283,7 @@ fn open(
     let open_file = |path: &Bound<'_, PyAny>| {
         let target = PathArgument::new(path)?
             .named(|number| format!("weights are streamed from a path, not from descriptor {number}"))?;
-        WeightFile::open(target).map_err(|failure| raise(py, &failure))
+        WeightFile::open(target).map_err(|error| to_exception(py, &error))
     };
     Ok((engine, files.iter().map(open_file).collect::<PyResult<Vec<_>>>()?))
 }

@@ -14,8 +14,9 @@ import torch
 from safetensors import safe_open
 
 import deepnvme
-from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
+from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._checkpoint.read_ahead import WINDOW_BYTES_MAX, ReadAhead
+from deepnvme._checkpoint.source_files import SourceFile
 from deepnvme.errors import ChecksumError, ClosedError
 
 COUNT = 400
@@ -119,8 +120,8 @@ def test_at_most_two_windows_are_read_that_nobody_uses(tmp_path: Path) -> None:
 def test_what_is_read_ahead_and_left_is_given_up(tmp_path: Path, seed: int) -> None:
     state = {f"t{i:03}": torch.randn(1 << 18) for i in range(160)}
     deepnvme.save(state, tmp_path / "state.pt", durability="none")
-    request = LoadRequest(tmp_path / "state.pt", torch.device("cpu"), None, "off", None, None)
-    reader = request.open(SourceFile(tmp_path / "state.pt"), exact=True)
+    request = LoadRequest(path=tmp_path / "state.pt", device=torch.device("cpu"), verify="off")
+    reader = request.open(SourceFile(tmp_path / "state.pt"), headers="read")
     source = ReadAhead(request, reader, range(reader.storage_count))
     values, choose = [*state.values()], random.Random(seed)
     for _ in range(20):

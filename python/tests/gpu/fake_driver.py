@@ -70,8 +70,8 @@ class FakeDriver:
         """Read device memory directly."""
         data = bytearray(nbytes)
         if nbytes:
-            room = (ctypes.c_char * nbytes).from_buffer(data)
-            self._call("fake_driver_peek", ctypes.c_uint64(address), room, ctypes.c_size_t(nbytes))
+            target = (ctypes.c_char * nbytes).from_buffer(data)
+            self._call("fake_driver_peek", ctypes.c_uint64(address), target, ctypes.c_size_t(nbytes))
         return data
 
     def stream(self, device: int) -> int:

@@ -11,7 +11,7 @@ use std::time::Duration;
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Pool, Region, Slot};
 use deepnvme_io::{
-    Durability, Engine, Error as IoError, GpuAccess, HostRegistration, TensorFile, Transfer, WriteExtent, WriteOptions,
+    Durability, Engine, Error as IoError, GpuAccess, HostRegistration, TensorFile, Transfer, WriteMode, WriteOptions,
 };
 
 use super::PIECE_BYTES;
@@ -150,7 +150,7 @@ impl WritePipeline {
         while state.in_flight < in_flight_max
             && let Some((offset, source)) = state.ready.pop_front()
         {
-            let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
+            let options = WriteOptions { durability: Durability::None, mode: WriteMode::InPlace };
             match self.engine.write(&self.file, offset, source, options) {
                 Ok(pending) => state.started.push_back(pending),
                 Err(error) => {

@@ -17,7 +17,7 @@ mod values;
 pub(crate) use self::bench::BenchArguments;
 pub(crate) use self::checkpoint::{ConvertArguments, InspectArguments, VerifyArguments};
 pub(crate) use self::deepspeed::{DsIoArguments, DsTuneArguments};
-pub(crate) use self::pack::{Dtype, PackArguments};
+pub(crate) use self::pack::{PackArguments, PackedForm};
 use self::python::{DemoArguments, GenerateArguments, StreamBenchArguments};
 pub(crate) use self::tune::TuneArguments;
 

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+/// Form of the weights in the new files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Dtype {
+pub(crate) enum PackedForm {
     /// Compress without loss where that is measured to save time
     Auto,
     /// Compress without loss where that saves bytes
@@ -43,7 +44,7 @@ pub(crate) struct PackArguments {
     pub(crate) target: PathBuf,
     /// Form of the weights
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) dtype: Dtype,
+    pub(crate) dtype: PackedForm,
     /// Weights that share a scale, with int8 and fp8
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "WEIGHTS")]
     pub(crate) group: u32,

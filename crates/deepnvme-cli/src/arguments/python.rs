@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::{Serialize, Serializer};
 
-use super::pack::Dtype;
+use super::pack::PackedForm;
 
 /// The dtype of the computation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Computed {
+pub(crate) enum ComputeDtype {
     /// The dtype of the model's config, else of its files
     Auto,
     /// Half the memory of float32; slow on CPUs without bf16 instructions
@@ -31,14 +31,14 @@ batches give more tokens a second.")]
 pub(crate) struct GenerateArguments {
     /// Hugging Face model folder (config.json, tokenizer and weights), or the name of a model in the local cache
     #[arg(long)]
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "serialize_path")]
     pub(crate) model: PathBuf,
     /// Prompt; may be repeated
     #[arg(long, required_unless_present = "prompt_file")]
     pub(crate) prompt: Vec<String>,
     /// File with one prompt per line
     #[arg(long, conflicts_with = "prompt")]
-    #[serde(serialize_with = "exact_if_any")]
+    #[serde(serialize_with = "serialize_path_if_any")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Memory for weights; activations and the KV cache need more
     #[arg(long)]
@@ -60,10 +60,10 @@ pub(crate) struct GenerateArguments {
     pub(crate) device: String,
     /// Dtype of the computation; weights are cast to it when they are read
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) dtype: Computed,
+    pub(crate) dtype: ComputeDtype,
     /// Write a timeline of disk and CPU: .json for Perfetto, .html for a browser
     #[arg(long)]
-    #[serde(serialize_with = "exact_if_any")]
+    #[serde(serialize_with = "serialize_path_if_any")]
     pub(crate) trace: Option<PathBuf>,
     /// Print a JSON object for each prompt, and one with the metrics
     #[arg(long)]
@@ -81,9 +81,9 @@ checkout pip install '.[demo]'.")]
 pub(crate) struct DemoArguments {
     /// Folder on the disk to show; only a picture stays there
     #[arg(default_value = ".")]
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "serialize_path")]
     pub(crate) folder: PathBuf,
-    /// Size of the state dict; models and parameters are a half and a quarter of it, and have 1.1 GB together at least
+    /// Size of the state dict. The models take half as much and the parameters a quarter, together at least 1.1 GB
     #[arg(long, default_value = "2GB")]
     pub(crate) size: String,
     /// Print JSON
@@ -104,7 +104,7 @@ disk and CPU, each measured alone in the same run."
 )]
 pub(crate) struct StreamBenchArguments {
     /// Folder for the model
-    #[serde(serialize_with = "exact")]
+    #[serde(serialize_with = "serialize_path")]
     pub(crate) folder: PathBuf,
     /// Bytes of weights
     #[arg(long, default_value = "1.2GB")]
@@ -114,7 +114,7 @@ pub(crate) struct StreamBenchArguments {
     pub(crate) memory: Option<String>,
     /// Pack the model first, like deepnvme pack --dtype
     #[arg(long, value_enum)]
-    pub(crate) pack: Option<Dtype>,
+    pub(crate) pack: Option<PackedForm>,
     /// Tokens per prompt
     #[arg(long, default_value_t = 512)]
     pub(crate) prompt_tokens: usize,
@@ -129,14 +129,14 @@ pub(crate) struct StreamBenchArguments {
     pub(crate) device: String,
     /// Dtype of the computation; weights are cast to it when they are read
     #[arg(long, value_enum, default_value = "auto")]
-    pub(crate) dtype: Computed,
+    pub(crate) dtype: ComputeDtype,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
 }
 
 /// Serialises a path for Python: a string, or a list of bytes if it is not UTF-8.
-fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+fn serialize_path<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path.to_str() {
         Some(text) => serializer.serialize_str(text),
         None => serializer.collect_seq(path.as_os_str().as_encoded_bytes()),
@@ -144,9 +144,9 @@ fn exact<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok
 }
 
 #[expect(clippy::ref_option, reason = "serde requires this signature")]
-fn exact_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+fn serialize_path_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path {
-        Some(path) => exact(path, serializer),
+        Some(path) => serialize_path(path, serializer),
         None => serializer.serialize_none(),
     }
 }

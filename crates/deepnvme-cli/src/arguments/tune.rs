@@ -9,7 +9,9 @@ use deepnvme_perf::units::parse_bytes;
 use super::values::{Durability, Memory};
 
 #[derive(Debug, Args)]
-#[command(override_usage = "deepnvme tune [OPTIONS] <FOLDERS>...", after_help = "Examples:
+#[command(
+    override_usage = "deepnvme tune [OPTIONS] <FOLDERS>...",
+    after_help = "Examples:
   deepnvme tune /mnt/nvme                          search for a minute, write deepnvme.toml
   deepnvme tune /mnt/a /mnt/b --budget 3m          tune each disk, and both at the same time
   deepnvme tune /mnt/nvme --no-write --plot map.html
@@ -19,7 +21,8 @@ The search tries all candidates in turn and drops the worse half after each roun
 chooses the smallest. Ctrl-C keeps the best so far. Use the settings in Python with
 deepnvme.Engine.from_file(\"deepnvme.toml\"), or with DEEPNVME_CONFIG=deepnvme.toml for the default engine.
 
-Exit status: 0 success, 1 failure, 2 usage error.")]
+Exit status: 0 success, 1 failure, 2 usage error."
+)]
 pub(crate) struct TuneArguments {
     /// Folders to tune for
     #[arg(required_unless_present = "nvme_dir")]

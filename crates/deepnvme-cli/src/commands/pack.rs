@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::checkpoint::with_progress;
 use super::session::{CommandResult, Session};
-use crate::arguments::{Dtype, PackArguments};
+use crate::arguments::{PackArguments, PackedForm};
 use crate::inspect::failed;
 use crate::show;
 
@@ -48,13 +48,13 @@ pub(super) fn run(options: &PackArguments, session: &mut Session<'_>) -> Result<
 /// Converts the arguments.
 fn mode(options: &PackArguments) -> EncodingMode {
     match options.dtype {
-        Dtype::Auto => EncodingMode::Auto,
-        Dtype::Lossless => EncodingMode::Lossless,
-        Dtype::Keep => EncodingMode::Keep,
-        Dtype::Bf16 => EncodingMode::Cast(Float::Bf16),
-        Dtype::Fp16 => EncodingMode::Cast(Float::F16),
-        Dtype::Fp32 => EncodingMode::Cast(Float::F32),
-        Dtype::Int8 => EncodingMode::Quantised(Code::Int8, options.group as usize),
-        Dtype::Fp8 => EncodingMode::Quantised(Code::F8E4m3, options.group as usize),
+        PackedForm::Auto => EncodingMode::Auto,
+        PackedForm::Lossless => EncodingMode::Lossless,
+        PackedForm::Keep => EncodingMode::Keep,
+        PackedForm::Bf16 => EncodingMode::Cast(Float::Bf16),
+        PackedForm::Fp16 => EncodingMode::Cast(Float::F16),
+        PackedForm::Fp32 => EncodingMode::Cast(Float::F32),
+        PackedForm::Int8 => EncodingMode::Quantised(Code::Int8, options.group as usize),
+        PackedForm::Fp8 => EncodingMode::Quantised(Code::F8E4m3, options.group as usize),
     }
 }

@@ -30,7 +30,7 @@ pub fn reserve_standard_streams() {
 pub struct CheckedStdout(Stdout);
 
 impl CheckedStdout {
-    /// The standard output of this process.
+    /// Wraps the standard output of this process.
     #[must_use]
     pub fn new() -> Self {
         Self(io::stdout())

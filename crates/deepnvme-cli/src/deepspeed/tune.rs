@@ -38,7 +38,7 @@ pub struct DsTuneOptions {
 /// Maximum size of a sweep config.
 const SWEEP_CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// DeepSpeed's default sweep.
+/// Returns DeepSpeed's default sweep.
 fn default_sweep() -> SearchSpace {
     SearchSpace {
         block_bytes: vec![1 << 20, 8 << 20],
@@ -126,7 +126,7 @@ fn measure(
     config: &Config,
     observer: &mut dyn Observer,
 ) -> Result<Metrics> {
-    runner.change(direction, config, observer)?;
+    runner.reconfigure(direction, config, observer)?;
     // One warm-up round, as in ds_io.
     runner.round(observer)?;
     let samples: Vec<Sample> = (0..options.loops.max(1)).map(|_| runner.round(observer)).collect::<Result<_>>()?;

@@ -128,9 +128,9 @@ impl SimdTask for Decode<'_> {
         for layer in deeper.iter().rev().flatten() {
             let (others, own) = planes.split_at_checked(planes.len().checked_sub(layer.planes_bytes())?)?;
             planes = others;
-            let room = ensure_len(to, layer.elements.next_multiple_of(GROUP) + WINDOW);
+            let symbols = ensure_len(to, layer.elements.next_multiple_of(GROUP) + WINDOW);
             let mut next = EscapeReader { bytes: from.get(..layer.escaped + WINDOW)?, taken: 0 };
-            expand(simd, layer, own, &mut next, room)?;
+            expand(simd, layer, own, &mut next, symbols)?;
             next.finish()?;
             std::mem::swap(from, to);
         }

@@ -49,7 +49,7 @@ pub(super) struct Properties {
     max_batch: u32,
     max_batch_timeout_ms: u32,
     // Space for the fields of later versions.
-    _room: [u64; 8],
+    _later_fields: [u64; 8],
 }
 
 impl Properties {

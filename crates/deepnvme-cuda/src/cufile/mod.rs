@@ -97,7 +97,7 @@ impl CuFile {
         Ok(Self { session: Arc::new(session) })
     }
 
-    /// Whether cuFile refuses files that it could only copy through the host. It accepts them if the
+    /// Returns whether cuFile refuses files that it could only copy through the host. It accepts them if the
     /// library is old, if another user of the process opened its driver before, or if the user's settings force
     /// compatibility mode (`CUFILE_FORCE_COMPAT_MODE`; version 1.17 ignores the ban then). Only its statistics show
     /// such copies.
@@ -106,7 +106,7 @@ impl CuFile {
         !self.session.properties.allows_compatibility()
     }
 
-    /// Whether the library has the batch API.
+    /// Returns whether the library has the batch API.
     #[must_use]
     pub fn has_batches(&self) -> bool {
         self.functions().batch.is_some()

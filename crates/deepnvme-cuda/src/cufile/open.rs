@@ -53,7 +53,7 @@ pub(super) fn without_log<T: Send>(call: impl FnOnce() -> T + Send) -> io::Resul
     })
 }
 
-/// Whether the user's choices need the current folder: a path of the log, or a relative path of the settings.
+/// Returns whether the user's choices need the current folder: a path of the log, or a relative path of the settings.
 fn needs_current_folder(log: Option<&OsStr>, settings: Option<&OsStr>) -> bool {
     let is_relative = |path: &OsStr| !path.is_empty() && Path::new(path).is_relative();
     log.is_some_and(|path| !path.is_empty()) || settings.is_some_and(is_relative)

@@ -47,7 +47,7 @@ impl Drop for Counting<'_> {
 }
 
 impl CuFile {
-    /// Whether the library can count transfers by their paths.
+    /// Returns whether the library can count transfers by their paths.
     #[must_use]
     pub fn has_statistics(&self) -> bool {
         self.functions().statistics.is_some()

@@ -62,7 +62,7 @@ struct Level3 {
     gpus: u32,
     per_gpu: [PerGpu; GPUS_MAX],
     // Space for the fields of later versions.
-    _room: [u64; 256],
+    _later_fields: [u64; 256],
 }
 
 impl Level3 {
@@ -76,7 +76,7 @@ impl Level3 {
             _write_errors: 0,
             _registrations: [0; 5],
         };
-        Self { _detailed: [0; 128], gpus: 0, per_gpu: [gpu; GPUS_MAX], _room: [0; 256] }
+        Self { _detailed: [0; 128], gpus: 0, per_gpu: [gpu; GPUS_MAX], _later_fields: [0; 256] }
     }
 
     /// Returns the sums of all GPUs.
@@ -134,7 +134,7 @@ mod tests {
 
     #[test]
     fn structs_match_the_header() {
-        assert_eq!((size_of::<PerGpu>(), offset_of!(Level3, _room)), (248, 5000));
+        assert_eq!((size_of::<PerGpu>(), offset_of!(Level3, _later_fields)), (248, 5000));
         assert_eq!((offset_of!(Level3, gpus), offset_of!(Level3, per_gpu)), (1024, 1032));
         let (reads, writes) = (offset_of!(PerGpu, reads), offset_of!(PerGpu, writes));
         let ways = [offset_of!(Counters, peer_to_peer), offset_of!(Counters, nvidia_fs), offset_of!(Counters, posix)];

@@ -118,9 +118,9 @@ impl Replacement {
     pub fn listed(set: &StripeSet, manifest: &Path) -> Result<Self> {
         let member = |part: &PathBuf| {
             let caller_named = if set.is_named_by_caller() { part.clone() } else { without_token(part) };
-            let mut before = caller_named.into_os_string();
-            before.push(PART_MARK);
-            Member { before: before.into(), after: "".into() }
+            let mut prefix = caller_named.into_os_string();
+            prefix.push(PART_MARK);
+            Member { prefix: prefix.into(), suffix: "".into() }
         };
         let members: Vec<Member> = set.parts().iter().map(member).collect();
         let new = SetReplacement::begin(manifest, &members, &[RECORD_KEY])?;

@@ -43,13 +43,13 @@ use std::os::fd::AsFd;
 /// How often an index may change between open and lock.
 const RACES_MAX: usize = 1000;
 
-/// The start and end of a member's name. The token of the save goes between them.
+/// The prefix and suffix of a member's path. The token of the save goes between them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Member {
     /// The folder, and the start of the name.
-    pub before: PathBuf,
+    pub prefix: PathBuf,
     /// The end of the name.
-    pub after: OsString,
+    pub suffix: OsString,
 }
 
 /// The new files of a set and its new index. They are removed unless committed.
@@ -329,9 +329,9 @@ fn set_member_permissions(path: &Path, allowed: Permissions) -> Result<Stat> {
 }
 
 fn member_path(member: &Member, token: &str) -> Result<PathBuf> {
-    let mut name = member.before.clone().into_os_string();
+    let mut name = member.prefix.clone().into_os_string();
     name.push(token);
-    name.push(&member.after);
+    name.push(&member.suffix);
     let path = PathBuf::from(name);
     std::path::absolute(&path).map_err(|error| Error::from_io("open for writing", &error).at_path(path))
 }

@@ -20,8 +20,10 @@ use deepnvme_io::{Error, ErrorKind, Result};
 
 /// The marker in the names of temporaries, after the target's name.
 pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";
-/// Follows the marker while the name does not state the file yet. Used where files cannot be created without a name.
-const UNPROVEN: &str = "new-";
+/// The marker while the name does not state the file yet. Used where files cannot be created without a name.
+pub const UNPROVEN_MARK: &str = ".deepnvme-tmp-new-";
+/// The end of [`UNPROVEN_MARK`], which follows [`TEMPORARY_MARK`].
+const UNPROVEN: &str = UNPROVEN_MARK.split_at(TEMPORARY_MARK.len()).1;
 /// Bytes of the target's name that a temporary's name keeps, so that the whole stays within the usual limit of 255.
 const NAME_BYTES_MAX: usize = 180;
 /// How many names to try. If all are taken, that is an error.

@@ -163,8 +163,9 @@ impl Directory {
 /// Returns the expected offset of an entry's data: as if it, or a data descriptor after it, ends at `limit`.
 fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
     let least = entry.header_offset.checked_add(LOCAL_BYTES + entry.name.len() as u64);
-    let room = least.and_then(|least| limit.checked_sub(least)).and_then(|room| room.checked_sub(entry.bytes));
-    let (Some(least), Some(room)) = (least, room) else {
+    let spare_bytes =
+        least.and_then(|least| limit.checked_sub(least)).and_then(|spare_bytes| spare_bytes.checked_sub(entry.bytes));
+    let (Some(least), Some(spare_bytes)) = (least, spare_bytes) else {
         let what = format!("the record {:?} of {} bytes reaches into what follows it", entry.name, entry.bytes);
         return Err(Error::corrupt(entry.header_offset, what));
     };
@@ -174,7 +175,7 @@ fn data_offset(entry: &zip::CentralEntry, limit: u64) -> Result<u64> {
         false => 0,
     };
     // The last record of deepnvme's archives is small and followed by a gap, so this is too high for it.
-    Ok(least + room.saturating_sub(descriptor))
+    Ok(least + spare_bytes.saturating_sub(descriptor))
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ fn check_state(state: &PickledState) {
     for tensor in &state.tensors {
         assert!(tensor.name.len() <= NAME_BYTES_MAX);
         assert_eq!(tensor.view.shape.len(), tensor.view.strides.len());
-        let (width, room) = (tensor.dtype.bytes(), state.storages[tensor.storage].bytes);
+        let (width, storage_bytes) = (tensor.dtype.bytes(), state.storages[tensor.storage].bytes);
         super::assert_countable(&tensor.view.shape, width);
         assert_eq!(u128::from(tensor.bytes()), super::exact_bytes(&tensor.view.shape, width));
         assert!(tensor.view.offset <= i64::MAX.unsigned_abs() / width);
@@ -66,7 +66,7 @@ fn check_state(state: &PickledState) {
             let steps = tensor.view.shape.iter().zip(&tensor.view.strides);
             let steps = steps.map(|(size, stride)| u128::from(size - 1) * u128::from(*stride));
             let last = u128::from(tensor.view.offset) + steps.sum::<u128>();
-            assert!((last + 1) * u128::from(width) <= room.into(), "{tensor:?} in {room} bytes");
+            assert!((last + 1) * u128::from(width) <= storage_bytes.into(), "{tensor:?} in {storage_bytes} bytes");
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::file::TensorFile;
 use crate::gpu::{EngineGpus, GpuAccess};
 use crate::probe::Probe;
 use crate::request::{
-    Durability, OpaqueMemory, Priority, Request, RequestQueue, Transfer, TransferMemory, WriteExtent, WriteOptions,
+    Durability, OpaqueMemory, Priority, Request, RequestQueue, Transfer, TransferMemory, WriteMode, WriteOptions,
     take_memory,
 };
 use crate::start::start_thread;
@@ -63,9 +63,8 @@ impl Engine {
             let (kind, reason) = probe.choose(config.backend)?;
             let refusal = Arc::new(OnceLock::new());
             let opening = Arc::clone(&refusal);
-            let factory: BackendFactory = Arc::new(move |setup| {
-                backend::open(kind, setup).inspect_err(|error| drop(opening.set(error.clone())))
-            });
+            let factory: BackendFactory =
+                Arc::new(move |setup| backend::open(kind, setup).inspect_err(|error| drop(opening.set(error.clone()))));
             match Self::start(config.clone(), probe.clone(), reason, &factory) {
                 Ok(engine) => return Ok(engine.with_inline()),
                 // The probe's queue is short: the kernel may have had room for that one only.
@@ -350,7 +349,7 @@ impl Engine {
             return Ok(());
         }
         // An empty write consists of its sync only.
-        let options = WriteOptions { durability, extent: WriteExtent::InPlace };
+        let options = WriteOptions { durability, mode: WriteMode::InPlace };
         self.write(file, 0, Region::from_vec(Vec::new()), options)?.wait().1?;
         Ok(())
     }

@@ -26,7 +26,7 @@ use deepnvme_mem::sync::ignore_poison;
 use self::cache_answer::LatestAnswer;
 pub use self::memory::TransferMemory;
 pub use self::oneshot::Oneshot;
-pub use self::options::{Durability, WriteExtent, WriteOptions};
+pub use self::options::{Durability, WriteMode, WriteOptions};
 pub use self::queue::REQUESTS_MAX;
 pub use self::transfer::Transfer;
 
@@ -113,7 +113,7 @@ impl Request {
         options: WriteOptions,
         span: tracing::Span,
     ) -> Self {
-        let needs_preparing = needs_preparing(&plan, &files, options.extent);
+        let needs_preparing = needs_preparing(&plan, &files, options.mode);
         Self {
             starts_after,
             has_gpu_memory,
@@ -337,7 +337,7 @@ impl Request {
 
     /// Gives each file its final size (`WholeFile`), or the space that a write in place needs.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
-        if self.options.extent == WriteExtent::WholeFile {
+        if self.options.mode == WriteMode::WholeFile {
             return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
         }
         // `file_ends` also counts empty items, which do not extend a file. The segments exclude them.
@@ -355,9 +355,9 @@ impl Request {
     }
 }
 
-fn needs_preparing(plan: &BlockPlan, files: &[Arc<TensorFile>], extent: WriteExtent) -> bool {
+fn needs_preparing(plan: &BlockPlan, files: &[Arc<TensorFile>], mode: WriteMode) -> bool {
     let needs_preallocation = |file: &Arc<TensorFile>| file.needs_preallocation(plan.bytes_total());
-    let is_whole = extent == WriteExtent::WholeFile;
+    let is_whole = mode == WriteMode::WholeFile;
     let grows = || plan.block_count() > 0 && files.iter().any(needs_preallocation);
     plan.direction() == Direction::Write && (is_whole || grows())
 }

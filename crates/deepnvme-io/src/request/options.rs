@@ -15,7 +15,7 @@ pub enum Durability {
 
 /// How a write affects the rest of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub enum WriteExtent {
+pub enum WriteMode {
     /// Changes the range only. The file grows if the range ends beyond it.
     #[default]
     InPlace,
@@ -27,7 +27,7 @@ pub enum WriteExtent {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct WriteOptions {
     /// Default `InPlace`.
-    pub extent: WriteExtent,
+    pub mode: WriteMode,
     /// Default `None`.
     pub durability: Durability,
 }

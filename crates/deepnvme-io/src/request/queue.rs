@@ -403,7 +403,7 @@ mod tests {
     use super::*;
     use crate::backend::Wake;
     use crate::op::Direction;
-    use crate::request::{RequestMemory, WorkItem, WriteExtent, WriteOptions};
+    use crate::request::{RequestMemory, WorkItem, WriteMode, WriteOptions};
     use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
     use crate::stripe_layout::StripeLayout;
     use crate::sync::{mpsc, thread};
@@ -421,7 +421,7 @@ mod tests {
         let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
         let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
         let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
-        let options = WriteOptions { extent: WriteExtent::WholeFile, ..WriteOptions::default() };
+        let options = WriteOptions { mode: WriteMode::WholeFile, ..WriteOptions::default() };
         let memory = (RequestMemory::Sources(Vec::new()), false);
         Arc::new(Request::new(plan, (Vec::new(), Vec::new()), memory, Vec::new(), options, tracing::Span::none()))
     }

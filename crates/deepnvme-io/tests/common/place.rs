@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_io::{
-    Access, DirectMode, Durability, Engine, OpenOptions, StripeLayout, TensorFile, WriteExtent, WriteOptions,
+    Access, DirectMode, Durability, Engine, OpenOptions, StripeLayout, TensorFile, WriteMode, WriteOptions,
 };
 use deepnvme_testkit::data::{bytes_of, region_at, region_holding, temp_dir};
 use tempfile::TempDir;
@@ -38,7 +38,7 @@ impl Place {
         match &placed.parts[..] {
             [path] => std::fs::write(path, content).expect("a file in the test folder"),
             _ => {
-                let options = WriteOptions { extent: WriteExtent::WholeFile, durability: Durability::None };
+                let options = WriteOptions { mode: WriteMode::WholeFile, durability: Durability::None };
                 let file = placed.open(DirectMode::Preferred);
                 let source = region_holding(0, content).region();
                 engine.write(&file, 0, source, options).expect("accepted").wait().1.expect("written");

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use deepnvme_io::{
-    Durability, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, Transfer, Transferred, WriteExtent, WriteItem,
+    Durability, Engine, Error, ErrorKind, ReadItem, Result, TensorFile, Transfer, Transferred, WriteItem, WriteMode,
     WriteOptions,
 };
 use deepnvme_mem::{Region, RegionMut};
@@ -94,7 +94,7 @@ impl<'a> ProgramRun<'a> {
             1 => Durability::Data,
             _ => Durability::None,
         };
-        let options = WriteOptions { extent: WriteExtent::InPlace, durability };
+        let options = WriteOptions { mode: WriteMode::InPlace, durability };
         let mut items = Vec::new();
         for step in steps {
             let Step::Write { range, skew, data_seed } = step else { unreachable!("a batch has one kind") };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_io::op::Errno;
 use deepnvme_io::{
-    Durability, Engine, Error, ErrorKind, ReadItem, TensorFile, Transferred, WriteExtent, WriteItem, WriteOptions,
+    Durability, Engine, Error, ErrorKind, ReadItem, TensorFile, Transferred, WriteItem, WriteMode, WriteOptions,
 };
 use deepnvme_mem::RegionMut;
 use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at, region_holding};
@@ -35,7 +35,7 @@ impl Storm<'_> {
         let mut expected = before.clone();
         let mut pendings = Vec::new();
         let (mut batch, mut batch_ranges) = (Vec::new(), Vec::new());
-        let options = WriteOptions { extent: WriteExtent::InPlace, durability: pick_durability(rng) };
+        let options = WriteOptions { mode: WriteMode::InPlace, durability: pick_durability(rng) };
         for (range, used) in ranges(rng, before.len() as u64) {
             if !used {
                 continue;

@@ -122,7 +122,7 @@ impl Imported {
         }
     }
 
-    /// Whether the tensor is read-only. Before DLPack 1.0 tensors cannot state that.
+    /// Returns whether the tensor is read-only. Before DLPack 1.0 tensors cannot state that.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only

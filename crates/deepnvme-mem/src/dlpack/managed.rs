@@ -16,17 +16,17 @@ pub trait Managed: Sized + 'static + sealed::Sealed {
 
     /// Creates the struct.
     fn assemble(tensor: DLTensor, manager_ctx: *mut c_void, deleter: Deleter<Self>) -> Self;
-    /// The tensor.
+    /// Returns the tensor.
     fn tensor(&self) -> &DLTensor;
-    /// The function that frees it.
+    /// Returns the function that frees it.
     fn deleter(&self) -> Option<Deleter<Self>>;
-    /// The owner, for the deleter.
+    /// Returns the owner, for the deleter.
     fn manager_ctx(&self) -> *mut c_void;
-    /// The version. [`VERSION`] if the form has none.
+    /// Returns the version, or [`VERSION`] if the form has none.
     fn version(&self) -> DLPackVersion {
         VERSION
     }
-    /// The `FLAG_*` bits. 0 if the form has none.
+    /// Returns the `FLAG_*` bits, or 0 if the form has none.
     fn flags(&self) -> u64 {
         0
     }

@@ -55,7 +55,7 @@ impl Slot {
         self.memory.len()
     }
 
-    /// Never true: a slot has at least one byte.
+    /// Returns false: a slot has at least one byte.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.memory.is_empty()

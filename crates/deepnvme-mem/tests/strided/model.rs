@@ -53,7 +53,7 @@ impl Model {
         self.positions.iter().map(|place| self.memory[*place]).collect()
     }
 
-    /// Whether two flat bytes share a position.
+    /// Returns whether two flat bytes share a position.
     pub(crate) fn overlaps(&self) -> bool {
         let mut positions = self.positions.clone();
         positions.sort_unstable();

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::measure::{
     AccessOrder, Benchmark, Cache, Direction, Memory, Observer, Phase, ProgressUpdate, Sample, ScratchFiles, Workload,
 };
-use crate::measure::{check_room, drop_from_page_cache, load_into_page_cache};
+use crate::measure::{check_free_space, drop_from_page_cache, load_into_page_cache};
 use crate::system_files::SystemFiles;
 use crate::units::{bytes_option, bytes_text};
 
@@ -59,7 +59,7 @@ impl Fio {
         if workload.stripe_bytes.is_some() {
             return Err(Error::usage("--against fio: fio has no stripe sets; remove --stripe-bytes or --against"));
         }
-        check_room(&workload.folders, workload.file_bytes())?;
+        check_free_space(&workload.folders, workload.file_bytes())?;
         let files = ScratchFiles::make(&workload.folders, None)?;
         files.allocate(workload.file_bytes())?;
         let has_huge_pages = workload.place.memory == Memory::Pinned && huge_bytes_free() >= buffer_bytes(&workload);

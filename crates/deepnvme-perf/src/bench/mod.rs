@@ -175,7 +175,7 @@ fn is_direct(workload: &Workload) -> bool {
     states.iter().all(|state| matches!(state, DirectState::Direct { .. }))
 }
 
-/// The same workload for one fio process: each process of ours is one more file of fio's.
+/// Returns the same workload for one fio process: each process of ours is one more file of fio's.
 fn for_fio(options: &BenchOptions, notes: &mut Vec<String>) -> Workload {
     let mut workload = options.workload.clone();
     if options.processes > 1 {
@@ -251,10 +251,10 @@ impl EngineBenchmark {
 
     fn note(&self) -> Option<String> {
         let Self::InProcess(runner) = self else { return None };
-        runner.unlocked_reason().map(|reason| format!("the memory is not pinned: {reason}"))
+        runner.not_pinned_reason().map(|reason| format!("the memory is not pinned: {reason}"))
     }
 
-    /// Why the driver staged copies from and to a GPU; known after the first copy.
+    /// Returns why the driver staged copies from and to a GPU; known after the first copy.
     fn staged(&self) -> Option<String> {
         let Self::InProcess(runner) = self else { return None };
         let reason = runner.engine().stats().staged_reason?;

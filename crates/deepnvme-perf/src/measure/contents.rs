@@ -31,6 +31,11 @@ impl Contents {
         Self { seed: mix(self.seed.wrapping_add(index as u64 + 1)) }
     }
 
+    /// Returns other contents, for the next round.
+    pub(super) fn next_round(self) -> Self {
+        Self { seed: mix(self.seed) }
+    }
+
     /// Writes the contents at `offset`, a multiple of 8.
     pub(super) fn fill(self, offset: u64, out: &mut [u8]) {
         assert!(offset.is_multiple_of(8), "offset {offset} must be a multiple of 8");
@@ -62,7 +67,7 @@ impl Contents {
     }
 }
 
-/// The finaliser of SplitMix64.
+/// Applies the finaliser of SplitMix64.
 fn mix(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -98,10 +103,11 @@ mod tests {
     }
 
     #[test]
-    fn runs_and_files_differ_and_bits_are_even() {
+    fn runs_rounds_and_files_differ_and_bits_are_even() {
         let contents = Contents::random();
         assert_ne!(contents, Contents::random());
         assert_ne!(contents.of_file(0), contents.of_file(1));
+        assert_ne!(contents.of_file(0), contents.next_round().of_file(0));
         let mut bytes = vec![0; 1 << 16];
         contents.fill(0, &mut bytes);
         let ones: u32 = bytes.iter().map(|byte| byte.count_ones()).sum();

@@ -177,7 +177,7 @@ impl<'a> EngineRun<'a> {
     }
 }
 
-/// The memory of a slot is missing: an earlier request failed without returning it.
+/// Creates the error of a slot without memory: an earlier request failed without returning it.
 fn memory_in_use() -> Error {
     Error::failed("the engine did not return the memory of an earlier request; report this as a bug")
 }

@@ -54,19 +54,19 @@ impl ScratchFiles {
         Ok(())
     }
 
-    /// The targets for the engine.
+    /// Returns the targets for the engine.
     pub(crate) fn targets(&self) -> &[Target] {
         &self.targets
     }
 
-    /// The paths of the files.
+    /// Returns the paths of the files.
     pub(crate) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.parts.iter().map(Temporary::path)
     }
 }
 
 /// Checks that the disks have enough free space, before anything is written.
-pub(crate) fn check_room(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
+pub(crate) fn check_free_space(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
     let mut needed = BTreeMap::<u64, (u64, &PathBuf)>::new();
     for folder in folders {
         let device = folder.metadata().map_err(|error| Error::at(folder, "read its metadata", &error))?.dev();

@@ -17,13 +17,13 @@ const PAGE: usize = deepnvme_io::mem::PAGE_BYTES as usize;
 pub(super) struct Allocated {
     pub(super) region: RegionMut,
     /// Why it is not pinned although it should be.
-    pub(super) unlocked_reason: Option<String>,
+    pub(super) not_pinned_reason: Option<String>,
 }
 
 /// Allocates memory of the workload's kind. Host memory has all its pages faulted in.
 pub(super) fn allocate(workload: &Workload, access: &GpuAccess, len: usize) -> Result<Allocated> {
     match workload.place.gpu {
-        Some(index) => Ok(Allocated { region: access.allocate(index, len)?, unlocked_reason: None }),
+        Some(index) => Ok(Allocated { region: access.allocate(index, len)?, not_pinned_reason: None }),
         None => of_host(workload.place.memory, len),
     }
 }
@@ -35,21 +35,21 @@ fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
     match kind {
         Memory::Pinned => {
             let buffer = Buffer::locked(len).map_err(|error| refused(&error))?;
-            let unlocked_reason = match buffer.lock_state() {
+            let not_pinned_reason = match buffer.lock_state() {
                 LockState::Refused { reason } => Some(reason.clone()),
                 LockState::Locked | LockState::NotRequested => None,
             };
-            Ok(Allocated { region: buffer.into_region(), unlocked_reason })
+            Ok(Allocated { region: buffer.into_region(), not_pinned_reason })
         }
         Memory::Plain => {
             let mut bytes = Vec::new();
-            let room = len + PAGE + PLAIN_ALIGNMENT;
-            bytes.try_reserve_exact(room).map_err(|_| refused(&std::io::ErrorKind::OutOfMemory.into()))?;
-            bytes.resize(room, 1);
+            let allocated = len + PAGE + PLAIN_ALIGNMENT;
+            bytes.try_reserve_exact(allocated).map_err(|_| refused(&std::io::ErrorKind::OutOfMemory.into()))?;
+            bytes.resize(allocated, 1);
             let region = RegionMut::from_vec(bytes);
             let skipped = (region.addr().next_multiple_of(PAGE) + PLAIN_ALIGNMENT) - region.addr();
-            let (_, region) = region.split_at(skipped.min(room - len));
-            Ok(Allocated { region: region.split_at(len).0, unlocked_reason: None })
+            let (_, region) = region.split_at(skipped.min(allocated - len));
+            Ok(Allocated { region: region.split_at(len).0, not_pinned_reason: None })
         }
     }
 }

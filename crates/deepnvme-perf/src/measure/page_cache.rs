@@ -9,7 +9,7 @@ use rustix::fs::{Advice, fadvise};
 use crate::error::{Error, Result};
 
 /// Bytes of one read when a file is read into the page cache.
-const CHUNK_BYTES: usize = 1 << 20;
+const READ_BYTES: usize = 1 << 20;
 
 /// Drops a file from the page cache. Needs no privileges.
 pub(crate) fn drop_from_page_cache(path: &Path) -> Result<()> {
@@ -24,8 +24,8 @@ pub(crate) fn drop_from_page_cache(path: &Path) -> Result<()> {
 pub(crate) fn load_into_page_cache(path: &Path) -> Result<()> {
     let failed = |error: std::io::Error| Error::at(path, "read it into the page cache", &error);
     let mut file = File::open(path).map_err(failed)?;
-    let mut chunk = vec![0; CHUNK_BYTES];
-    while file.read(&mut chunk).map_err(failed)? > 0 {}
+    let mut buffer = vec![0; READ_BYTES];
+    while file.read(&mut buffer).map_err(failed)? > 0 {}
     Ok(())
 }
 

@@ -42,7 +42,7 @@ pub struct RouteBytes {
 }
 
 impl Sample {
-    /// Bandwidth in 10^9 bytes per second.
+    /// Returns the bandwidth in 10^9 bytes per second.
     #[must_use]
     pub fn gb_per_s(&self) -> f64 {
         self.bytes as f64 / self.wall_s.max(1e-9) / 1e9

@@ -92,7 +92,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The defaults, with one file of this size in each folder.
+    /// Returns the defaults, with one file of this size in each folder.
     #[must_use]
     pub fn new(direction: Direction, folders: Vec<PathBuf>, io_bytes: u64) -> Self {
         Self {

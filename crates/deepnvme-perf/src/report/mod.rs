@@ -1,8 +1,18 @@
 //! Facts about the machine and its folders, and findings with remedies.
 //!
-//! `system` describes the machine, `backends` the engine's backends, `gpu` the GPUs, `packages` Python's packages,
-//! `folder` a folder for data, `device` its disk, `gds` its support for GPUDirect Storage, `mounts` its mount.
-//! `findings` judges.
+//! ```text
+//! system      the machine and the limits of this process
+//! backends    the engine's backends
+//! gpu         GPUs, drivers and libraries
+//! packages    Python and its packages
+//!
+//! folder      a folder for data
+//! mounts      its mount
+//! device      its disk
+//! gds         its path to GPU memory
+//!
+//! findings    problems, and what to do about them
+//! ```
 
 use std::path::{Path, PathBuf};
 
@@ -68,9 +78,9 @@ pub struct Machine {
 pub struct OpReport {
     /// `async_io` or `gds`.
     pub name: &'static str,
-    /// Whether it is available without compiling.
+    /// Always true, since nothing is compiled; `ds_report` has this column.
     pub is_installed: bool,
-    /// Whether it works here.
+    /// Whether DeepSpeed may use it. `gds` needs a GPU only: without cuFile, transfers bounce.
     pub is_compatible: bool,
     /// Why it does not work.
     pub reason: Option<String>,

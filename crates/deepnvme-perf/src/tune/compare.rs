@@ -82,7 +82,7 @@ fn rounds(
     for round in 0..=ROUNDS {
         for turn in 0..2 {
             let index = (round + turn) % 2;
-            runner.change(direction, &configs[index], observer)?;
+            runner.reconfigure(direction, &configs[index], observer)?;
             let sample = runner.round(observer)?;
             if round > 0 {
                 samples[index].push(sample);

@@ -137,7 +137,7 @@ impl Trials<'_> {
             return Err(Error::Interrupted);
         }
         let mut progress = BudgetProgress { direction: self.direction, spent: self.spent, observer: self.observer };
-        self.runner.change(self.direction, config, &mut progress)?;
+        self.runner.reconfigure(self.direction, config, &mut progress)?;
         Ok(self.runner.round(&mut progress)?.gb_per_s())
     }
 }

@@ -60,8 +60,8 @@ impl SearchSpace {
         }
     }
 
-    /// The settings for cuFile: only the size and the number of transfers matter, since it uses neither rings nor
-    /// slots.
+    /// Returns the settings for cuFile: only the size and the number of transfers matter, since it uses neither rings
+    /// nor slots.
     #[must_use]
     pub fn of_cufile(cpus: u32) -> Self {
         Self {

@@ -16,9 +16,7 @@ use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_format::set;
 use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::mem::{Region, RegionMut};
-use deepnvme_io::{
-    Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, WriteExtent, WriteOptions, fs,
-};
+use deepnvme_io::{Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, WriteMode, WriteOptions, fs};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 use rustix::io::Errno;
@@ -216,8 +214,8 @@ fn write_shards(
     let index = index_of(&file);
     let count = tensors.len().min(SHARDS_MAX);
     let name = |number: usize| {
-        let before = format!("model-{:05}-of-{count:05}-", number + 1);
-        Member { before: index.with_file_name(before), after: ".safetensors".into() }
+        let prefix = format!("model-{:05}-of-{count:05}-", number + 1);
+        Member { prefix: index.with_file_name(prefix), suffix: ".safetensors".into() }
     };
     let members: Vec<Member> = (0..count).map(name).collect();
     deepnvme_file::replace::remove_stale(&resolve(&file)?);
@@ -370,7 +368,7 @@ fn write_bytes(request: &SaveRequest<'_>) -> Result<Replacement> {
     let replacement = Replacement::new(request.target)?;
     let file = replacement.open(DirectMode::Preferred)?;
     let source = payload::region_with(&payload::content(request.seed, request.version)).region();
-    let options = WriteOptions { durability: request.durability, extent: WriteExtent::WholeFile };
+    let options = WriteOptions { durability: request.durability, mode: WriteMode::WholeFile };
     let pending = request.engine.write(&file, 0, source, options)?;
     if request.is_cancelled {
         pending.cancel();

@@ -14,13 +14,13 @@ use deepnvme_checkpoint::write::Saved;
 use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_format::checksums::Hasher;
 use deepnvme_io::fs;
-use deepnvme_io::{DirectMode, Durability, Engine, WriteExtent, WriteOptions};
+use deepnvme_io::{DirectMode, Durability, Engine, WriteMode, WriteOptions};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::content::{self, Content, FoundContent, SaveRequest, UncommittedSave};
 use super::context::Context;
-use super::folders::may_be_foreign;
+use super::leftovers::may_be_foreign;
 use super::payload::{self, Version};
 use super::users::{self, TakenNames};
 use crate::world::SIMULATOR;
@@ -132,7 +132,7 @@ fn make_folder(context: &Context) -> PathBuf {
         let all = tree.last_change();
         tree.sync(place.folder, &[], all)
     });
-    debug_assert!(made.is_ok(), "an empty disk has room");
+    debug_assert!(made.is_ok(), "an empty disk has space");
     path
 }
 
@@ -206,7 +206,7 @@ fn save(
         let bytes = payload::content(scenario.seed, version);
         let entry = entry(&name, step, &bytes);
         let file = replacement.open(DirectMode::Preferred)?;
-        let options = WriteOptions { durability, extent: WriteExtent::WholeFile };
+        let options = WriteOptions { durability, mode: WriteMode::WholeFile };
         engine.write(&file, 0, payload::region_with(&bytes).region(), options)?.wait().1?;
         drop(file);
         history.commit(entry, Some(replacement), &[]).map(drop)

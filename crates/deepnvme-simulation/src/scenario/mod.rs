@@ -1,5 +1,5 @@
 //! The scenarios of seeds. `kind` selects one, `context` contains their shared state, and each other module runs one.
-//! `folders` and `users` set up the machine. `content`, `payload` and `area` define file contents. `save_log` records
+//! `folders` and `users` set up the machine, and `leftovers` tells which files may stay behind. `content`, `payload` and `area` define file contents. `save_log` records
 //! saves, and `process_group` passes messages between ranks.
 
 mod area;
@@ -9,6 +9,7 @@ mod files;
 mod folders;
 mod history;
 mod kind;
+mod leftovers;
 mod packs;
 mod payload;
 mod process_group;

@@ -17,7 +17,8 @@ use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, 
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
-use super::folders::{make_folders, may_be_foreign};
+use super::folders::make_folders;
+use super::leftovers::{has_first_name, may_be_foreign};
 use super::users::{self, TakenNames};
 use super::{content, payload};
 use crate::world::SIMULATOR;
@@ -259,8 +260,8 @@ fn save_again(context: &Context, scenario: &Arc<Scenario>) {
         }
     }
     for path in users::own_files_in(context, &scenario.folder) {
-        // A new folder is always named, and its first name proves nothing. Such a folder is empty.
-        let is_new = path.to_string_lossy().contains(".deepnvme-tmp-new-");
+        // A new folder always has a name, and its first one proves nothing. Such a folder is empty.
+        let is_new = has_first_name(&path);
         // A folder with a foreign file also stays.
         let is_kept = users::own_files_in(context, &path).iter().any(|inner| may_be_foreign(context, inner));
         if path != scenario.target() && path != scenario.source() && !is_new && !is_kept {

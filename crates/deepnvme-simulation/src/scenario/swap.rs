@@ -9,7 +9,8 @@ use deepnvme_swap::{Error, Swapper, SwapperOptions};
 use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
-use super::folders::{make_folders, may_be_foreign};
+use super::folders::make_folders;
+use super::leftovers::may_be_foreign;
 use super::payload;
 use super::users::{self, TakenNames};
 

@@ -12,7 +12,7 @@ use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{
     Access, DirectMode, Durability, Engine, Error, ErrorKind, OpenOptions, ReadItem, Result, TensorFile, Transfer,
-    Transferred, WriteExtent, WriteItem, WriteOptions,
+    Transferred, WriteItem, WriteMode, WriteOptions,
 };
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
@@ -117,7 +117,7 @@ fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
             for index in 0..AREAS {
                 all.extend(first.area(index).certain());
             }
-            let options = WriteOptions { durability: Durability::Full, extent: WriteExtent::WholeFile };
+            let options = WriteOptions { durability: Durability::Full, mode: WriteMode::WholeFile };
             engine.write(&file, 0, payload::region_with(&all).region(), options)?.wait().1?;
             replacement.commit(true)
         });
@@ -226,7 +226,7 @@ impl Submitter<'_> {
         let mut bytes = vec![0; len];
         self.rng.fill(&mut bytes);
         let durability = self.rng.pick(&[Durability::None, Durability::None, Durability::Data, Durability::Full]);
-        let options = WriteOptions { durability, extent: WriteExtent::InPlace };
+        let options = WriteOptions { durability, mode: WriteMode::InPlace };
         self.scenario.area(self.area).begin_write(at, &bytes);
         let pieces = self.draw_pieces(len);
         let item = |piece: Range<usize>| WriteItem {

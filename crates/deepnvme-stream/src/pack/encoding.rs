@@ -69,9 +69,9 @@ impl Encoding {
     /// Returns the lossless encoding of a float tensor.
     pub(super) fn pack(float: Float, shape: &[u64]) -> Self {
         let columns = shape.last().map_or(1, |columns| *columns as usize).max(1);
-        let room = PART_BYTES / float.bytes();
+        let elements_max = PART_BYTES / float.bytes();
         // Whole rows, if a row fits into a part.
-        let part_elements = if columns > room { room } else { room / columns * columns };
+        let part_elements = if columns > elements_max { elements_max } else { elements_max / columns * columns };
         Self::Pack { float, part_elements }
     }
 

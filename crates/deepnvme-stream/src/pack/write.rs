@@ -82,7 +82,7 @@ pub(super) fn write(job: &Job<'_>, new: Replacement) -> Result<u64> {
                 writer: &mut writer,
                 chunk_checksums: Vec::new(),
                 hasher: Hasher::default(),
-                room: CHUNK_BYTES,
+                chunk_left: CHUNK_BYTES,
             };
             let mut lengths = Vec::new();
             let (item_bytes, encoding) = (model.tensors[tensor].dtype.bytes() as usize, &encodings[tensor]);
@@ -164,18 +164,19 @@ struct HashingWriter<'a> {
     writer: &'a mut FileWriter,
     chunk_checksums: Vec<u64>,
     hasher: Hasher,
-    room: u64,
+    /// Bytes until the end of the chunk.
+    chunk_left: u64,
 }
 
 impl HashingWriter<'_> {
     fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
         self.writer.write(bytes)?;
         while !bytes.is_empty() {
-            let (now, later) = bytes.split_at(bytes.len().min(self.room as usize));
+            let (now, later) = bytes.split_at(bytes.len().min(self.chunk_left as usize));
             self.hasher.update(now);
-            self.room -= now.len() as u64;
+            self.chunk_left -= now.len() as u64;
             bytes = later;
-            if self.room == 0 {
+            if self.chunk_left == 0 {
                 self.end_chunk();
             }
         }
@@ -184,11 +185,11 @@ impl HashingWriter<'_> {
 
     fn end_chunk(&mut self) {
         self.chunk_checksums.push(std::mem::take(&mut self.hasher).finish().crc64);
-        self.room = CHUNK_BYTES;
+        self.chunk_left = CHUNK_BYTES;
     }
 
     fn finish(mut self) -> Vec<u64> {
-        if self.room < CHUNK_BYTES {
+        if self.chunk_left < CHUNK_BYTES {
             self.end_chunk();
         }
         self.chunk_checksums

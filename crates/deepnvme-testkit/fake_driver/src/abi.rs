@@ -57,7 +57,7 @@ impl<T> fmt::Debug for Out<T> {
 }
 
 impl<T> Out<T> {
-    /// Whether the pointer is null.
+    /// Returns whether the pointer is null.
     pub(crate) fn is_null(self) -> bool {
         self.0.is_null()
     }
@@ -102,7 +102,7 @@ impl<T> Out<T> {
 pub(crate) struct In<T>(*const T);
 
 impl<T: Copy> In<T> {
-    /// Whether the pointer is null.
+    /// Returns whether the pointer is null.
     pub(crate) fn is_null(&self) -> bool {
         self.0.is_null()
     }

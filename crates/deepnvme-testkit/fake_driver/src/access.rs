@@ -45,12 +45,12 @@ impl Access {
         self.start.saturating_add(self.extent())
     }
 
-    /// Whether two accesses must be ordered.
+    /// Returns whether two accesses must be ordered.
     pub(crate) fn conflicts(&self, other: &Self) -> bool {
         (self.writes || other.writes) && self.overlaps(other)
     }
 
-    /// Whether two accesses share a byte. Exact: interleaved rows share none.
+    /// Returns whether two accesses share a byte. Exact: interleaved rows share none.
     pub(crate) fn overlaps(&self, other: &Self) -> bool {
         if self.extent() == 0 || other.extent() == 0 || self.start >= other.end() || other.start >= self.end() {
             return false;
@@ -59,7 +59,7 @@ impl Access {
         (0..few.shape.height).any(|row| many.touches(few.start + row * few.shape.pitch, few.shape.width))
     }
 
-    /// Whether a row includes a byte of the range: the first row that ends after its start decides.
+    /// Returns whether a row includes a byte of the range: the first row that ends after its start decides.
     fn touches(&self, start: u64, bytes: u64) -> bool {
         let Shape { pitch, width, height } = self.shape;
         if height == 1 || pitch == 0 {

@@ -7,6 +7,7 @@ use std::thread::{self, ThreadId};
 
 use crate::abi::{CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Device, Handle, INVALID_VALUE, Outcome};
 use crate::state::DriverState;
+use crate::stream::{StreamId, StreamKind};
 
 /// The modes of `CUstreamCaptureMode`.
 pub(crate) const GLOBAL: i32 = 0;
@@ -40,7 +41,7 @@ thread_local! {
 /// A capture in progress.
 #[derive(Debug)]
 struct Capture {
-    stream: Handle,
+    stream: StreamId,
     device: Device,
     is_blocking: bool,
     mode: i32,
@@ -49,7 +50,7 @@ struct Capture {
 }
 
 impl Capture {
-    /// Whether it prohibits calls of this thread in this mode.
+    /// Returns whether it prohibits calls of this thread in this mode.
     fn prohibits(&self, mode: i32) -> bool {
         let is_own = self.thread == thread::current().id();
         match mode {
@@ -71,12 +72,12 @@ impl Capture {
 pub(crate) struct Captures(Vec<Capture>);
 
 impl Captures {
-    fn of(&mut self, stream: Handle) -> Option<&mut Capture> {
+    fn of(&mut self, stream: StreamId) -> Option<&mut Capture> {
         self.0.iter_mut().find(|capture| capture.stream == stream)
     }
 
-    /// Whether the stream is being captured.
-    pub(crate) fn has(&self, stream: Handle) -> bool {
+    /// Returns whether the stream is being captured.
+    pub(crate) fn has(&self, stream: StreamId) -> bool {
         self.0.iter().any(|capture| capture.stream == stream)
     }
 
@@ -97,7 +98,7 @@ impl Captures {
     }
 
     /// Fails a query of a capturing stream, in any mode, and invalidates the capture.
-    pub(crate) fn check_query(&mut self, stream: Handle) -> Outcome {
+    pub(crate) fn check_query(&mut self, stream: StreamId) -> Outcome {
         let Some(capture) = self.of(stream) else { return Ok(()) };
         capture.is_invalidated = true;
         Err(CAPTURE_UNSUPPORTED)
@@ -115,7 +116,7 @@ impl Captures {
     }
 
     /// Returns the status of a stream.
-    pub(crate) fn status(&self, stream: Handle) -> i32 {
+    pub(crate) fn status(&self, stream: StreamId) -> i32 {
         let found = self.0.iter().find(|capture| capture.stream == stream);
         found.map_or(NONE, |capture| if capture.is_invalidated { INVALIDATED } else { ACTIVE })
     }
@@ -128,13 +129,13 @@ pub(crate) fn exchange(mode: i32) -> Outcome<i32> {
 
 impl DriverState {
     /// `cuStreamBeginCapture`.
-    pub(crate) fn begin_capture(&mut self, stream: Handle, mode: i32) -> Outcome {
+    pub(crate) fn begin_capture(&mut self, stream: StreamId, mode: i32) -> Outcome {
         if !(GLOBAL..=RELAXED).contains(&mode) {
             return Err(INVALID_VALUE);
         }
-        let known = self.streams.get_mut(stream)?;
+        let known = self.streams.get(stream)?;
         let (device, is_blocking) = (known.device, known.is_blocking());
-        if known.kind == crate::stream::StreamKind::Legacy || self.captures.has(stream) {
+        if known.kind == StreamKind::Legacy || self.captures.has(stream) {
             return Err(CAPTURE_UNSUPPORTED);
         }
         let thread = thread::current().id();
@@ -143,7 +144,7 @@ impl DriverState {
     }
 
     /// `cuStreamEndCapture`. Returns a graph, which nothing can launch.
-    pub(crate) fn end_capture(&mut self, stream: Handle) -> Outcome<Handle> {
+    pub(crate) fn end_capture(&mut self, stream: StreamId) -> Outcome<Handle> {
         let place = self.captures.0.iter().position(|capture| capture.stream == stream).ok_or(INVALID_VALUE)?;
         let capture = self.captures.0.swap_remove(place);
         if capture.is_invalidated { Err(CAPTURE_INVALIDATED) } else { Ok(self.handle()) }

@@ -69,13 +69,13 @@ control_calls! {
         with_text(&counter, 0, |state, counter| state.call_log.counted(counter))
     }
 
-    /// Writes the violations, one per line, cut to `room` with a zero byte at the end. Returns the full length.
-    fn fake_driver_violations(out: Out<u8>, room: usize) -> usize {
+    /// Writes the violations, one per line, cut to `capacity` with a zero byte at the end. Returns the full length.
+    fn fake_driver_violations(out: Out<u8>, capacity: usize) -> usize {
         let text = with(String::new(), |state| state.call_log.violations());
-        if !out.is_null() && room > 0 {
-            let bytes = text.bytes().take(room - 1).chain([0]);
+        if !out.is_null() && capacity > 0 {
+            let bytes = text.bytes().take(capacity - 1).chain([0]);
             for (index, byte) in bytes.enumerate() {
-                // There is room, so this cannot fail.
+                // The index is below the capacity, so this cannot fail.
                 let _ = out.put_at(index, byte);
             }
         }

@@ -7,6 +7,7 @@ use crate::abi::{Device, Handle, INVALID_HANDLE, NOT_READY, Outcome};
 use crate::queue::{Delay, StreamOp};
 use crate::race_detector::{Clock, Point};
 use crate::state::{DriverGuard, DriverState, lock, wait_until};
+use crate::stream::StreamId;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
@@ -64,15 +65,15 @@ impl DriverState {
     }
 
     /// `cuEventRecord`: the event represents this point of the stream from now on.
-    pub(crate) fn record(&mut self, handle: Handle, stream: Handle) -> Outcome {
-        let device = self.streams.get_mut(stream)?.device;
+    pub(crate) fn record(&mut self, handle: Handle, stream: StreamId) -> Outcome {
+        let device = self.streams.get(stream)?.device;
         if self.events.get(handle)?.device != device {
             return Err(INVALID_HANDLE);
         }
         let point = self.next_point(stream)?;
         let work = Box::new(move |_: &Clock| reached(handle, point));
         self.enqueue(stream, StreamOp { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
-        let clock = self.streams.get_mut(stream)?.queue.clock.clone();
+        let clock = self.streams.get(stream)?.queue.clock.clone();
         if let Some(event) = self.events.0.get_mut(&handle) {
             event.record = Some(Record { point, clock, time: None });
         }
@@ -80,7 +81,7 @@ impl DriverState {
     }
 
     /// `cuStreamWaitEvent`: ops queued from now on wait for the latest record.
-    pub(crate) fn wait_for_event(&mut self, handle: Handle, stream: Handle) -> Outcome {
+    pub(crate) fn wait_for_event(&mut self, handle: Handle, stream: StreamId) -> Outcome {
         let Some(record) = self.events.get(handle)?.record.clone() else { return Ok(()) };
         let op = StreamOp { label: "cuStreamWaitEvent", uses: Vec::new(), delay: Delay::None, work: Box::new(|_| ()) };
         self.enqueue_after(stream, op, &[record.point], &record.clock).map(drop)

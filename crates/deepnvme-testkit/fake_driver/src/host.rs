@@ -118,7 +118,7 @@ impl Host {
 }
 
 impl HostRange {
-    /// Whether the memory belongs to the caller.
+    /// Returns whether the memory belongs to the caller.
     pub(crate) fn is_registration(&self) -> bool {
         self.pages.is_none()
     }
@@ -146,7 +146,7 @@ fn pages_of(start: usize, bytes: usize) -> (usize, usize) {
     (start / page * page, (start + bytes).next_multiple_of(page))
 }
 
-/// Whether all of the addresses are mapped; otherwise a driver could not lock them.
+/// Returns whether all of the addresses are mapped; otherwise a driver could not lock them.
 fn is_mapped(start: usize, bytes: usize) -> bool {
     let (first, end) = pages_of(start, bytes);
     let mut resident = vec![0_u8; (end - first) / page_bytes()];

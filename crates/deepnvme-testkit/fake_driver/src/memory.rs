@@ -36,12 +36,12 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Allocates on a device with `room` free bytes.
-    pub(crate) fn allocate(&mut self, device: Device, bytes: usize, room: u64, seed: u64) -> Outcome<u64> {
+    /// Allocates on a device with `free_bytes` free bytes.
+    pub(crate) fn allocate(&mut self, device: Device, bytes: usize, free_bytes: u64, seed: u64) -> Outcome<u64> {
         if bytes == 0 {
             return Err(INVALID_VALUE);
         }
-        if bytes as u64 > room {
+        if bytes as u64 > free_bytes {
             return Err(OUT_OF_MEMORY);
         }
         let mapping = Mapping::new(bytes).ok_or(OUT_OF_MEMORY)?;
@@ -72,8 +72,8 @@ impl Memory {
     /// Returns the allocation that contains the whole range.
     pub(crate) fn holding(&self, address: u64, bytes: u64) -> Outcome<&Allocation> {
         let found = self.around(address).ok_or(INVALID_VALUE)?;
-        let room = found.bytes as u64 - (address - found.base());
-        if bytes <= room { Ok(found) } else { Err(INVALID_VALUE) }
+        let bytes_max = found.bytes as u64 - (address - found.base());
+        if bytes <= bytes_max { Ok(found) } else { Err(INVALID_VALUE) }
     }
 
     /// Returns the allocations of a device, or of all devices.

@@ -8,13 +8,13 @@ use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
-use crate::abi::{Handle, Outcome};
+use crate::abi::Outcome;
 use crate::access::Access;
 use crate::calls::without_panic;
 use crate::race_detector::{Clock, Point, TrackedOp};
 use crate::rng::Rng;
 use crate::state::{DriverGuard, DriverState, lock, notify, wait_until};
-use crate::stream::{Stream, StreamKind};
+use crate::stream::{Stream, StreamId, StreamKind};
 
 /// The work of an op, called without the lock with the clock of completed work.
 pub(crate) type Work = Box<dyn FnOnce(&Clock) + Send>;
@@ -64,20 +64,26 @@ struct QueuedOp {
 
 impl DriverState {
     /// Returns the point of a stream's next op.
-    pub(crate) fn next_point(&mut self, id: Handle) -> Outcome<Point> {
-        Ok(Point { stream: id, seq: self.streams.get_mut(id)?.queue.submitted + 1 })
+    pub(crate) fn next_point(&mut self, id: StreamId) -> Outcome<Point> {
+        Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted + 1 })
     }
 
     /// Queues an op. Returns its point.
-    pub(crate) fn enqueue(&mut self, id: Handle, op: StreamOp) -> Outcome<Point> {
+    pub(crate) fn enqueue(&mut self, id: StreamId, op: StreamOp) -> Outcome<Point> {
         self.enqueue_after(id, op, &[], &Clock::default())
     }
 
     /// Queues an op that also waits for points of other streams, and for their predecessors.
-    pub(crate) fn enqueue_after(&mut self, id: Handle, op: StreamOp, extra: &[Point], known: &Clock) -> Outcome<Point> {
+    pub(crate) fn enqueue_after(
+        &mut self,
+        id: StreamId,
+        op: StreamOp,
+        extra: &[Point],
+        known: &Clock,
+    ) -> Outcome<Point> {
         if self.captures.has(id) {
             self.call_log.count("captured_ops");
-            return Ok(Point { stream: id, seq: self.streams.get_mut(id)?.queue.submitted });
+            return Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted });
         }
         let point = self.next_point(id)?;
         let (mut after, implied) = self.implied(id)?;
@@ -102,8 +108,8 @@ impl DriverState {
     }
 
     /// Returns the implicit dependencies by the legacy default stream.
-    fn implied(&mut self, id: Handle) -> Outcome<(Vec<Point>, Clock)> {
-        let Stream { device, kind, .. } = *self.streams.get_mut(id)?;
+    fn implied(&mut self, id: StreamId) -> Outcome<(Vec<Point>, Clock)> {
+        let Stream { device, kind, .. } = *self.streams.get(id)?;
         Ok(match kind {
             StreamKind::Legacy => {
                 self.streams.ends(device, |other| other.is_blocking() && other.kind != StreamKind::Legacy)
@@ -115,8 +121,8 @@ impl DriverState {
 }
 
 /// Waits until all current ops of a stream are complete, and marks them as observed.
-pub(crate) fn synchronise(mut state: DriverGuard, id: Handle) -> DriverGuard {
-    let Some(stream) = state.streams.get(id) else { return state };
+pub(crate) fn synchronise(mut state: DriverGuard, id: StreamId) -> DriverGuard {
+    let Ok(stream) = state.streams.get(id) else { return state };
     let (end, clock) = (Point { stream: id, seq: stream.queue.submitted }, stream.queue.clock.clone());
     state = wait_until(state, |state| state.streams.reached(end));
     state.order.observe(&clock);
@@ -124,7 +130,7 @@ pub(crate) fn synchronise(mut state: DriverGuard, id: Handle) -> DriverGuard {
 }
 
 /// The thread of a stream.
-pub(crate) fn work_off(id: Handle) {
+pub(crate) fn work_off(id: StreamId) {
     while let Some(op) = next(id) {
         if !op.delay.is_zero() {
             thread::sleep(op.delay);
@@ -143,10 +149,14 @@ pub(crate) fn work_off(id: Handle) {
 }
 
 /// Waits for the next op to run; `None` when a destroyed stream has run all of its ops.
-fn next(id: Handle) -> Option<QueuedOp> {
+fn next(id: StreamId) -> Option<QueuedOp> {
     let ready = |state: &DriverState| {
-        let Some(stream) = state.streams.get(id) else { return true };
-        stream.queue.ops.front().map_or(stream.ended, |op| op.after.iter().all(|point| state.streams.reached(*point)))
+        let Ok(stream) = state.streams.get(id) else { return true };
+        stream
+            .queue
+            .ops
+            .front()
+            .map_or(stream.is_destroyed, |op| op.after.iter().all(|point| state.streams.reached(*point)))
     };
     let mut state = wait_until(lock(), ready);
     let op = state.streams.get_mut(id).ok()?.queue.ops.pop_front();

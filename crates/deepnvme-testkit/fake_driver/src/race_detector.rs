@@ -11,8 +11,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::abi::Handle;
 use crate::access::Access;
+use crate::stream::StreamId;
 
 /// The maximum number of completed but unobserved ops that are kept.
 const UNOBSERVED_MAX: usize = 4096;
@@ -20,13 +20,13 @@ const UNOBSERVED_MAX: usize = 4096;
 /// A point in a stream: its op number `seq`, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Point {
-    pub(crate) stream: Handle,
+    pub(crate) stream: StreamId,
     pub(crate) seq: u64,
 }
 
 /// Per stream, the number of ops that come before.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Clock(BTreeMap<Handle, u64>);
+pub(crate) struct Clock(BTreeMap<StreamId, u64>);
 
 impl Clock {
     /// Orders the clock after `point`.
@@ -153,8 +153,8 @@ fn race(earlier: &TrackedOp, later: &TrackedOp) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn entry(stream: Handle, seq: u64, start: u64, writes: bool, after: &[Point]) -> TrackedOp {
-        let point = Point { stream, seq };
+    fn entry(stream: u64, seq: u64, start: u64, writes: bool, after: &[Point]) -> TrackedOp {
+        let point = Point { stream: StreamId(stream), seq };
         let mut clock = Clock::default();
         after.iter().for_each(|point| clock.reach(*point));
         clock.reach(point);
@@ -173,12 +173,12 @@ mod tests {
     #[test]
     fn order_comes_from_events_and_from_the_host_that_waited() {
         let mut tracker = RaceDetector::default();
-        let first = Point { stream: 1, seq: 1 };
+        let first = Point { stream: StreamId(1), seq: 1 };
         assert!(tracker.begin(entry(1, 1, 0, true, &[])).is_empty());
         assert!(tracker.begin(entry(2, 1, 0, true, &[first])).is_empty());
         tracker.end(first);
         assert_eq!(tracker.begin(entry(3, 1, 0, true, &[])).len(), 2, "being over is not being waited for");
-        tracker.end(Point { stream: 3, seq: 1 });
+        tracker.end(Point { stream: StreamId(3), seq: 1 });
         let mut seen = Clock::default();
         seen.reach(first);
         tracker.observe(&seen);

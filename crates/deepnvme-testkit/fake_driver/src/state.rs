@@ -52,8 +52,8 @@ static CHANGED: Condvar = Condvar::new();
 /// The process that called `cuInit`, or 0. A forked child has none of its threads.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Whether this is a forked child of an initialised process. Only the texts of errors work there, as with a real
-/// driver.
+/// Returns whether this is a forked child of an initialised process. Only the texts of errors work there, as with a
+/// real driver.
 pub(crate) fn is_forked() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     owner != 0 && owner != std::process::id()
@@ -150,7 +150,7 @@ impl DriverState {
     }
 
     /// Returns the free memory of a device.
-    pub(crate) fn room(&self, device: Device) -> u64 {
+    pub(crate) fn free_bytes(&self, device: Device) -> u64 {
         let used: u64 = self.memory.of(Some(device)).map(|allocation| allocation.bytes as u64).sum();
         self.config.devices.memory_bytes.saturating_sub(used)
     }
@@ -158,7 +158,7 @@ impl DriverState {
 
 /// Keeps the library loaded: threads of streams run its code.
 fn stay_loaded() {
-    // SAFETY: `dladdr` gets an address in this library and room for its result, a string that lives as long as the
+    // SAFETY: `dladdr` gets an address in this library and a place for its result, a string that lives as long as the
     // library. `dlopen` increments a count that is never decremented.
     unsafe {
         let mut info: libc::Dl_info = std::mem::zeroed();

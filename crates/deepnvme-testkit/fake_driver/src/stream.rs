@@ -4,7 +4,7 @@
 //! and thread.
 
 use std::collections::{BTreeMap, HashMap};
-use std::thread;
+use std::{fmt, thread};
 
 use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
 use crate::queue::{OpQueue, work_off};
@@ -15,6 +15,17 @@ use crate::state::DriverState;
 pub(crate) const LEGACY: Handle = 1;
 /// `CU_STREAM_PER_THREAD`.
 pub(crate) const PER_THREAD: Handle = 2;
+
+/// A stream in the driver's table. The value of a created stream is its handle. The handles of default streams mean
+/// different streams on different devices and threads, so each of these also gets a value of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct StreamId(pub(crate) Handle);
+
+impl fmt::LowerHex for StreamId {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(formatter)
+    }
+}
 
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +42,8 @@ pub(crate) enum StreamKind {
 pub(crate) struct Stream {
     pub(crate) device: Device,
     pub(crate) kind: StreamKind,
-    /// Destroyed: the handle is invalid, but queued ops still run.
-    pub(crate) ended: bool,
+    /// The handle is invalid, but queued ops still run.
+    pub(crate) is_destroyed: bool,
     /// The flags of `cuFileStreamRegister`, if registered.
     pub(crate) cufile: Option<u32>,
     pub(crate) queue: OpQueue,
@@ -41,27 +52,27 @@ pub(crate) struct Stream {
 /// All streams.
 #[derive(Default)]
 pub(crate) struct Streams {
-    all: BTreeMap<Handle, Stream>,
-    defaults: HashMap<(Device, Option<thread::ThreadId>), Handle>,
+    all: BTreeMap<StreamId, Stream>,
+    defaults: HashMap<(Device, Option<thread::ThreadId>), StreamId>,
 }
 
 impl Streams {
-    /// Returns a stream by its internal number.
-    pub(crate) fn get(&self, id: Handle) -> Option<&Stream> {
-        self.all.get(&id)
+    /// Returns a stream.
+    pub(crate) fn get(&self, id: StreamId) -> Outcome<&Stream> {
+        self.all.get(&id).ok_or(INVALID_HANDLE)
     }
 
-    /// Returns a stream by the number from [`DriverState::stream`].
-    pub(crate) fn get_mut(&mut self, id: Handle) -> Outcome<&mut Stream> {
+    /// Returns a stream, to change it.
+    pub(crate) fn get_mut(&mut self, id: StreamId) -> Outcome<&mut Stream> {
         self.all.get_mut(&id).ok_or(INVALID_HANDLE)
     }
 
     /// Removes a stream.
-    pub(crate) fn remove(&mut self, id: Handle) {
+    pub(crate) fn remove(&mut self, id: StreamId) {
         self.all.remove(&id);
     }
 
-    /// Whether the op at a point is complete. A removed stream has run all of its ops.
+    /// Returns whether the op at a point is complete. A removed stream has run all of its ops.
     pub(crate) fn reached(&self, point: Point) -> bool {
         self.all.get(&point.stream).is_none_or(|stream| stream.queue.completed >= point.seq)
     }
@@ -83,15 +94,15 @@ impl Streams {
 
     /// Returns the number of those that match.
     pub(crate) fn created_with(&self, wanted: impl Fn(&Stream) -> bool) -> usize {
-        let created = self.all.values().filter(|stream| stream.is_created() && !stream.ended);
+        let created = self.all.values().filter(|stream| stream.is_created() && !stream.is_destroyed);
         created.filter(|stream| wanted(stream)).count()
     }
 
     /// Destroys all streams of a device. Returns how many created ones were not destroyed before.
     pub(crate) fn end_all(&mut self, device: Device) -> usize {
-        let created = self.all.values().filter(|stream| stream.device == device && !stream.ended);
+        let created = self.all.values().filter(|stream| stream.device == device && !stream.is_destroyed);
         let left = created.filter(|stream| stream.is_created()).count();
-        self.all.values_mut().filter(|stream| stream.device == device).for_each(|stream| stream.ended = true);
+        self.all.values_mut().filter(|stream| stream.device == device).for_each(|stream| stream.is_destroyed = true);
         self.defaults.retain(|(of, _), _| *of != device);
         left
     }
@@ -102,12 +113,12 @@ impl Stream {
         matches!(self.kind, StreamKind::Created { .. })
     }
 
-    /// Whether it synchronises with the legacy default stream.
+    /// Returns whether it synchronises with the legacy default stream.
     pub(crate) fn is_blocking(&self) -> bool {
         self.kind != StreamKind::Created { is_blocking: false }
     }
 
-    /// Whether all queued ops are complete.
+    /// Returns whether all queued ops are complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.completed == self.queue.submitted
     }
@@ -115,9 +126,9 @@ impl Stream {
 
 impl DriverState {
     /// Creates a stream and its thread.
-    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind) -> Outcome<Handle> {
-        let id = self.handle();
-        let stream = Stream { device, kind, ended: false, cufile: None, queue: OpQueue::new(self.rng(id)) };
+    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind) -> Outcome<StreamId> {
+        let id = StreamId(self.handle());
+        let stream = Stream { device, kind, is_destroyed: false, cufile: None, queue: OpQueue::new(self.rng(id.0)) };
         self.streams.all.insert(id, stream);
         let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
         if spawned.is_err() {
@@ -128,7 +139,7 @@ impl DriverState {
     }
 
     /// Returns the stream of a handle, for any current context.
-    pub(crate) fn stream(&mut self, handle: Handle, device: Device) -> Outcome<Handle> {
+    pub(crate) fn stream(&mut self, handle: Handle, device: Device) -> Outcome<StreamId> {
         let key = match handle {
             0 | LEGACY => {
                 self.captures.check_legacy(device, false)?;
@@ -136,8 +147,9 @@ impl DriverState {
             }
             PER_THREAD => (device, Some(thread::current().id())),
             _ => {
-                let live = |stream: &Stream| stream.is_created() && !stream.ended;
-                return self.streams.get(handle).filter(|stream| live(stream)).map(|_| handle).ok_or(INVALID_HANDLE);
+                let id = StreamId(handle);
+                let stream = self.streams.get(id)?;
+                return if stream.is_created() && !stream.is_destroyed { Ok(id) } else { Err(INVALID_HANDLE) };
             }
         };
         if let Some(id) = self.streams.defaults.get(&key) {
@@ -150,8 +162,8 @@ impl DriverState {
     }
 
     /// Returns the stream of a handle for work. It must belong to the current device.
-    pub(crate) fn stream_for_work(&mut self, handle: Handle, device: Device) -> Outcome<Handle> {
+    pub(crate) fn stream_for_work(&mut self, handle: Handle, device: Device) -> Outcome<StreamId> {
         let id = self.stream(handle, device)?;
-        if self.streams.get_mut(id)?.device == device { Ok(id) } else { Err(INVALID_HANDLE) }
+        if self.streams.get(id)?.device == device { Ok(id) } else { Err(INVALID_HANDLE) }
     }
 }

@@ -34,12 +34,12 @@ fn batches_are_over_late_and_in_any_order() {
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 32, parameters.as_ptr(), 0), ok());
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, cufile::BATCH_FULL);
     let mut seen = Vec::new();
-    let mut room = [IoEvent::default(); 8];
+    let mut events = [IoEvent::default(); 8];
     while seen.len() < 32 {
         let mut count = 8;
-        assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut count, room.as_mut_ptr(), null()), ok());
+        assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut count, events.as_mut_ptr(), null()), ok());
         assert!((1..=8).contains(&count));
-        seen.extend_from_slice(&room[..count as usize]);
+        seen.extend_from_slice(&events[..count as usize]);
     }
     assert!(seen.iter().all(|event| (event.status, event.result) == (16, 4096)));
     let cookies: Vec<usize> = seen.iter().map(|event| event.cookie).collect();
@@ -49,7 +49,7 @@ fn batches_are_over_late_and_in_any_order() {
     assert_eq!(sorted, (0..32).collect::<Vec<_>>());
     same(&fake_driver.peek(memory, 32 * 4096), &pattern(1, 32 * 4096));
     assert_eq!(
-        (fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut 8, room.as_mut_ptr(), null()).err,
+        (fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut 8, events.as_mut_ptr(), null()).err,
         cufile::INVALID_VALUE
     );
     let wrong = [parameters[0], IoParams { handle: 5, ..parameters[1] }];
@@ -57,8 +57,8 @@ fn batches_are_over_late_and_in_any_order() {
     fake_driver.fail("cuFileBatchIO@entry", 0, libc::EIO);
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0), ok());
     let mut count = 1;
-    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut count, room.as_mut_ptr(), null()), ok());
-    assert_eq!(room[0], IoEvent { cookie: 0, status: 64, result: -5 });
+    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 1, &mut count, events.as_mut_ptr(), null()), ok());
+    assert_eq!(events[0], IoEvent { cookie: 0, status: 64, result: -5 });
     (fake_driver.cuFileBatchIODestroy)(batch);
     assert_eq!((fake_driver.live("cufile_batches"), fake_driver.violations().as_str()), (0, ""));
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 1, parameters.as_ptr(), 0).err, cufile::INVALID_VALUE);
@@ -75,16 +75,16 @@ fn batches_are_canceled_and_waited_for_no_longer_than_asked() {
     };
     let parameters: Vec<IoParams> = (0..64).map(entry).collect();
     assert_eq!((fake_driver.cuFileBatchIOSubmit)(batch, 64, parameters.as_ptr(), 0), ok());
-    let (mut room, mut count) = ([IoEvent::default(); 64], 64);
+    let (mut events, mut count) = ([IoEvent::default(); 64], 64);
     let now = libc::timespec { tv_sec: 0, tv_nsec: 1 };
-    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 64, &mut count, room.as_mut_ptr(), &raw const now), ok());
+    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, 64, &mut count, events.as_mut_ptr(), &raw const now), ok());
     assert!(count < 64, "64 entries take longer than a nanosecond");
     assert_eq!((fake_driver.cuFileBatchIOCancel)(batch), ok());
     let mut rest = 64 - count;
     let least = rest;
-    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, least, &mut rest, room.as_mut_ptr(), null()), ok());
+    assert_eq!((fake_driver.cuFileBatchIOGetStatus)(batch, least, &mut rest, events.as_mut_ptr(), null()), ok());
     assert_eq!(rest, least);
-    assert!(room[..rest as usize].iter().any(|event| (event.status, event.result) == (8, 0)));
+    assert!(events[..rest as usize].iter().any(|event| (event.status, event.result) == (8, 0)));
     assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
     assert_eq!(fake_driver.violations(), "");
     let memory = fake_driver.alloc(64 * 4096);

@@ -139,8 +139,8 @@ fn pointers_tell_what_they_are() {
     let memory = fake_driver.alloc(1000);
     let ask = |attribute, address| {
         let mut answer = 0_u64;
-        let room: *mut c_void = (&raw mut answer).cast();
-        ((fake_driver.cuPointerGetAttribute)(room, attribute, address), answer)
+        let out: *mut c_void = (&raw mut answer).cast();
+        ((fake_driver.cuPointerGetAttribute)(out, attribute, address), answer)
     };
     assert_eq!([2, 9, 1, 11, 12].map(|attribute| ask(attribute, memory + 999).1), [2, 1, context, memory, 1000]);
     assert_eq!(ask(2, memory + 1000).0, 1);
@@ -152,8 +152,8 @@ fn pointers_tell_what_they_are() {
     let host = at(fake_driver.pinned(10)) as u64;
     assert_eq!(ask(2, host), (0, 1));
     let (mut kind, mut device) = (7_u32, 7_i32);
-    let room: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut device).cast()];
-    assert_eq!((fake_driver.cuPointerGetAttributes)(2, [2, 9].as_ptr(), room.as_ptr(), 64), 0);
+    let out: [*mut c_void; 2] = [(&raw mut kind).cast(), (&raw mut device).cast()];
+    assert_eq!((fake_driver.cuPointerGetAttributes)(2, [2, 9].as_ptr(), out.as_ptr(), 64), 0);
     assert_eq!((kind, device), (0, -2), "an unknown attribute is not an error of cuPointerGetAttributes");
 }
 

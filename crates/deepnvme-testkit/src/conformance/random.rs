@@ -22,7 +22,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// Whether the result depends on the order of the two: they share a byte, or the end of the file.
+    /// Returns whether the result depends on the order of the two: they share a byte, or the end of the file.
     fn conflicts_with(&self, step: &Step) -> bool {
         let share_end = self.range.end.min(step.range().end) > FILE_BYTES;
         (self.write || step.is_write()) && (share_end || overlap(&self.range, step.range()))

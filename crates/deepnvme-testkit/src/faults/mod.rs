@@ -2,7 +2,7 @@
 //!
 //! [`FaultPlan`] has the frequencies of faults, [`FaultBackend`] injects them, [`Faults`] counts them. The fault of an
 //! op is a function of the seed, of the op's kind, offset and size, and of the attempts at it. So it does not depend on
-//! the schedule of threads unless two ops have the same kind, offset and size, as syncs have. Only
+//! the schedule of threads unless two ops have the same kind, offset and size, as syncs do. Only
 //! [`FaultPlan::eio_after_ops`] counts the ops of all threads.
 
 mod backend;
@@ -22,31 +22,51 @@ use plan::InjectedFault;
 
 use crate::rng::Rng;
 
-/// Faults injected so far by all backends of one [`Faults`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct FaultCounts {
+/// Defines the counts, the atomic counters behind them, and their copy.
+macro_rules! define_counts {
+    ($($(#[$documentation:meta])* $name:ident),* $(,)?) => {
+        /// Ops and injected faults so far, of all backends of one [`Faults`].
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        pub struct FaultCounts {
+            $($(#[$documentation])* pub $name: u64,)*
+        }
+
+        #[derive(Debug, Default)]
+        struct Counters {
+            $($name: AtomicU64,)*
+        }
+
+        impl Counters {
+            fn read(&self) -> FaultCounts {
+                FaultCounts { $($name: self.$name.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+define_counts! {
     /// Ops submitted.
-    pub ops: u64,
+    ops,
     /// Short transfers.
-    pub short: u64,
+    short,
     /// EINTR.
-    pub eintr: u64,
+    eintr,
     /// EAGAIN.
-    pub eagain: u64,
+    eagain,
     /// EIO of a transfer.
-    pub eio: u64,
+    eio,
     /// ENOSPC.
-    pub enospc: u64,
+    enospc,
     /// EIO of a sync.
-    pub sync_eio: u64,
+    sync_eio,
     /// Delayed completions.
-    pub slow: u64,
+    slow,
     /// Reordered completions.
-    pub reordered: u64,
+    reordered,
 }
 
 impl FaultCounts {
-    /// Returns the faults that retries must not hide from the caller.
+    /// Returns the number of faults that retries must not hide from the caller.
     #[must_use]
     pub const fn fatal(&self) -> u64 {
         self.eio + self.enospc + self.sync_eio
@@ -62,27 +82,14 @@ struct Inner {
     plan: FaultPlan,
     counters: Counters,
     /// Attempts by kind, offset and size of an op.
-    tries: Mutex<HashMap<(OpKind, u64, usize), u64>>,
-}
-
-#[derive(Debug, Default)]
-struct Counters {
-    ops: AtomicU64,
-    short: AtomicU64,
-    eintr: AtomicU64,
-    eagain: AtomicU64,
-    eio: AtomicU64,
-    enospc: AtomicU64,
-    sync_eio: AtomicU64,
-    slow: AtomicU64,
-    reordered: AtomicU64,
+    attempts: Mutex<HashMap<(OpKind, u64, usize), u64>>,
 }
 
 impl Faults {
     /// Creates counters for a plan.
     #[must_use]
     pub fn new(plan: FaultPlan) -> Self {
-        Self(Arc::new(Inner { plan, counters: Counters::default(), tries: Mutex::default() }))
+        Self(Arc::new(Inner { plan, counters: Counters::default(), attempts: Mutex::default() }))
     }
 
     /// Wraps a backend with faults.
@@ -99,33 +106,21 @@ impl Faults {
     /// Returns the counts so far.
     #[must_use]
     pub fn counts(&self) -> FaultCounts {
-        let counters = &self.0.counters;
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        FaultCounts {
-            ops: read(&counters.ops),
-            short: read(&counters.short),
-            eintr: read(&counters.eintr),
-            eagain: read(&counters.eagain),
-            eio: read(&counters.eio),
-            enospc: read(&counters.enospc),
-            sync_eio: read(&counters.sync_eio),
-            slow: read(&counters.slow),
-            reordered: read(&counters.reordered),
-        }
+        self.0.counters.read()
     }
 
     /// Draws the fault of an op and the delay of its completion, and counts them.
     fn decide(&self, op: &Op) -> (InjectedFault, Option<Duration>) {
-        let Inner { plan, counters, tries } = &*self.0;
+        let Inner { plan, counters, attempts } = &*self.0;
         let bytes = op.bytes();
         let nth_op = counters.ops.fetch_add(1, Ordering::Relaxed);
-        let nth_try = {
-            let mut tries = ignore_poison(tries.lock());
-            let count = tries.entry((op.kind, op.offset, bytes)).or_default();
+        let attempt = {
+            let mut attempts = ignore_poison(attempts.lock());
+            let count = attempts.entry((op.kind, op.offset, bytes)).or_default();
             *count += 1;
             *count
         };
-        let mut rng = Rng::keyed(plan.seed, &[op.kind as u64, op.offset, bytes as u64, nth_try]);
+        let mut rng = Rng::keyed(plan.seed, &[op.kind as u64, op.offset, bytes as u64, attempt]);
         let delay = rng.chance(plan.slow).then(|| plan.slow_max.mul_f64(rng.below(1001) as f64 / 1000.0));
         if delay.is_some() {
             counters.slow.fetch_add(1, Ordering::Relaxed);

@@ -80,7 +80,7 @@ pub fn ranges(seed: u64, file_bytes: u64, count: usize) -> Vec<Range<u64>> {
     cuts.windows(2).map(|cut| cut[0]..cut[1]).collect()
 }
 
-/// Whether two ranges overlap.
+/// Returns whether two ranges overlap.
 #[must_use]
 pub const fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
     one.start < other.end && other.start < one.end

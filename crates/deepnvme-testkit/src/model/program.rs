@@ -45,7 +45,7 @@ impl Step {
         }
     }
 
-    /// Whether it is a write.
+    /// Returns whether it is a write.
     #[must_use]
     pub const fn is_write(&self) -> bool {
         matches!(self, Self::Write { .. })
@@ -111,20 +111,20 @@ fn near(rng: &mut Rng, boundary: u64) -> u64 {
 }
 
 fn pick_range(rng: &mut Rng, scope: &Scope, last_end: u64) -> Range<u64> {
-    let room = &scope.range;
-    let bytes = pick_bytes(rng, scope.block_bytes, scope.step_bytes_max.min(room.end - room.start));
-    let latest = room.end - bytes;
+    let range = &scope.range;
+    let bytes = pick_bytes(rng, scope.block_bytes, scope.step_bytes_max.min(range.end - range.start));
+    let latest = range.end - bytes;
     let wish = match rng.below(8) {
         // Adjacent to the previous transfer, so that two requests share a block.
         0 | 1 => last_end,
         2 => last_end.saturating_sub(bytes).saturating_sub(rng.below(3)),
-        3 => room.start,
+        3 => range.start,
         4 => latest,
-        5 => rng.within(room.start..latest + 1).next_multiple_of(512),
-        6 => (rng.within(room.start..latest + 1).next_multiple_of(4096) + rng.within(0..3)).saturating_sub(1),
-        _ => rng.within(room.start..latest + 1),
+        5 => rng.within(range.start..latest + 1).next_multiple_of(512),
+        6 => (rng.within(range.start..latest + 1).next_multiple_of(4096) + rng.within(0..3)).saturating_sub(1),
+        _ => rng.within(range.start..latest + 1),
     };
-    let offset = wish.clamp(room.start, latest);
+    let offset = wish.clamp(range.start, latest);
     offset..offset + bytes
 }
 

@@ -38,7 +38,7 @@ pub struct SimDisk {
 type FileKey = (u32, u32, u64, i64, u32);
 
 impl SimDisk {
-    /// Creates a disk. A file is durable as it is when a backend first uses it.
+    /// Creates a disk. The contents of a file when a backend first uses it count as durable.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self { seed, files: Arc::default() }

@@ -143,13 +143,13 @@ class DeepnvmeWriter(StorageWriter):
             _check_readable(index)
             new.commit(index)
         finally:
-            new.give_up()
+            new.discard()
 
     def give_up(self) -> None:
         """Remove the files of an unfinished save."""
         new, self._new = self._new, None
         if new is not None:
-            new.give_up()
+            new.discard()
 
     def _fingerprint(self, path: Path) -> tuple[int, int]:
         """Return the size of a rank's file, and the checksum of its index."""

@@ -93,7 +93,7 @@ def start(
             text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same version and settings"
             group.raise_on_all(f"{path}: {text}")
     except BaseException:
-        saving.give_up()
+        saving.discard()
         raise
     saving.temporary_name = made[0][1]
     return saving
@@ -174,11 +174,11 @@ class SharedSave:
         self._is_stopped = True
         self._planned.stop()
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Remove the files."""
         for new in (self._new, self._list):
             if new is not None:
-                new.give_up()
+                new.discard()
         if self._plan is not None:
             self._plan.release_tensors()
 
@@ -198,7 +198,7 @@ class SharedSave:
                 assert saved is not None
                 self._record_files(self._group.run_on_all(self._finish_files))
             except BaseException:
-                self.give_up()
+                self.discard()
                 raise
             finally:
                 # A shard that was not finished still holds the tensors.
@@ -269,7 +269,7 @@ class SharedSave:
     def _write_list(self) -> _NewFile:
         first = self._shard_ranges[0][1]
         stripe_bytes = max(-(-first // _BLOCK_BYTES), 1) * _BLOCK_BYTES
-        text = StripeSet(self._part_names(), stripe_bytes=stripe_bytes)._to_list().encode()  # noqa: SLF001
+        text = StripeSet(self._part_names(), stripe_bytes=stripe_bytes)._manifest_text().encode()  # noqa: SLF001
         new = _NewFile(self.path, len(text), self._options.engine)
         with new.temporary.open("r+b") as out:
             out.write(text)

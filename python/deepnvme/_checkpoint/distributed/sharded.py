@@ -77,10 +77,10 @@ class ShardedSave:
         """Make the save end without a checkpoint, on all ranks."""
         self._is_stopped = True
 
-    def give_up(self) -> None:
+    def discard(self) -> None:
         """Remove the folder."""
         if self._new is not None:
-            self._new.give_up()
+            self._new.discard()
 
     def keep(self) -> None:
         """Keep the folder: a manifest lists it."""
@@ -95,7 +95,7 @@ class ShardedSave:
                 self._group.run_on_all(self._write)
                 saved = self._group.run_on_all(self._measure)[0]
             except BaseException:
-                self.give_up()
+                self.discard()
                 raise
             finally:
                 self._filled.set()

@@ -84,13 +84,13 @@ class WeightFile:
         there = os.fstatvfs(self._descriptor)
         # Checked first: some file systems fill up for everyone before they report the lack of space.
         if stop - start > there.f_bavail * there.f_frsize:
-            raise self._no_room(stop)
+            raise self._full_disk_error(stop)
         try:
             os.posix_fallocate(self._descriptor, start, stop - start)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 os.ftruncate(self._descriptor, start)
-                raise self._no_room(stop) from error
+                raise self._full_disk_error(stop) from error
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                 raise
             os.ftruncate(self._descriptor, stop)
@@ -111,7 +111,7 @@ class WeightFile:
         os.fdatasync(self._descriptor)
         os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _no_room(self, nbytes: int) -> OSError:
+    def _full_disk_error(self, nbytes: int) -> OSError:
         msg = f"there is no space for {nbytes} bytes of weights; free some, or use another folder"
         return OSError(errno.ENOSPC, msg, self.folder)
 

@@ -22,7 +22,7 @@ fn save(index: &Path, text: &str) -> Result<()> {
 }
 
 fn begin(index: &Path) -> Result<SetReplacement> {
-    let member = |name: &str| Member { before: index.with_file_name(name), after: ".bin".into() };
+    let member = |name: &str| Member { prefix: index.with_file_name(name), suffix: ".bin".into() };
     SetReplacement::begin(index, &[member("one-"), member("two-")], &RECORD)
 }
 

@@ -52,12 +52,12 @@ impl AioBackend {
     /// of `eventfd`.
     pub fn open(setup: &BackendSetup) -> Result<Self> {
         // One more than the ops, for the poll of the waker.
-        Self::open_with_room(setup, setup.queue_depth.clamp(1, DEPTH_MAX) + 1)
+        Self::open_with_length(setup, setup.queue_depth.clamp(1, DEPTH_MAX) + 1)
     }
 
-    fn open_with_room(setup: &BackendSetup, room: u32) -> Result<Self> {
+    fn open_with_length(setup: &BackendSetup, queue_length: u32) -> Result<Self> {
         let depth = setup.queue_depth.clamp(1, DEPTH_MAX);
-        let context = Context::new(room).map_err(|errno| set_up_error(errno, depth))?;
+        let context = Context::new(queue_length).map_err(|errno| set_up_error(errno, depth))?;
         Ok(Self {
             context,
             ops: OpSlots::new(depth),

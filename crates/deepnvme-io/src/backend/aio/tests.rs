@@ -20,7 +20,7 @@ fn setup() -> BackendSetup {
 
 /// A backend whose queue in the kernel is far smaller than its depth.
 fn cramped() -> Option<AioBackend> {
-    match AioBackend::open_with_room(&setup(), 1) {
+    match AioBackend::open_with_length(&setup(), 1) {
         Ok(backend) => Some(backend),
         Err(error) => {
             eprintln!("SKIPPED: {error}");

@@ -12,7 +12,7 @@ use deepnvme_simulation_runtime::thread;
 use super::saves::{SaveChoice, Scenario, lock, read, report_failure, save};
 use crate::scenario::content::{Content, FoundContent, index_of};
 use crate::scenario::context::{Context, POOL_BYTES};
-use crate::scenario::folders::may_be_foreign;
+use crate::scenario::leftovers::may_be_foreign;
 use crate::scenario::users;
 use crate::world::SIMULATOR;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::abi::{Handle, In, Out};
 use crate::cufile::abi::{BATCH_FULL, FileOutcome, INTERNAL_ERROR, INVALID_VALUE, IoEvent, IoParams, cufile_calls};
 use crate::cufile::session::opened;
-use crate::cufile::transfer::{Request, RequestedMemory, Transfer, Way};
+use crate::cufile::transfer::{Direction, Request, RequestedMemory, Transfer};
 use crate::race_detector::Point;
 use crate::rng::Rng;
 use crate::state::{DriverGuard, DriverState, lock, notify, wait_until, wait_until_or};
@@ -121,16 +121,16 @@ fn submit(mut state: DriverGuard, handle: Handle, count: usize, parameters: &In<
     for index in 0..count {
         let IoParams { mode, base, file_offset, memory_offset, bytes, handle, opcode, cookie } =
             parameters.get_at(index)?;
-        let way = match opcode {
-            0 => Way::Read,
-            1 => Way::Write,
+        let direction = match opcode {
+            0 => Direction::Read,
+            1 => Direction::Write,
             _ => return Err(INVALID_VALUE),
         };
         if mode != MODE {
             return Err(INVALID_VALUE);
         }
         let memory = RequestedMemory { base, offset: memory_offset, bytes };
-        let request = Request::new(way, handle, file_offset, memory);
+        let request = Request::new(direction, handle, file_offset, memory);
         checked.push((cookie, state.transfer(request)?));
     }
     for (cookie, transfer) in checked {
@@ -141,7 +141,7 @@ fn submit(mut state: DriverGuard, handle: Handle, count: usize, parameters: &In<
     Ok(())
 }
 
-/// Waits for at least `least` completed entries, and reports as many as `count` has room for.
+/// Waits for at least `least` completed entries, and reports at most `count`.
 fn status(
     mut state: DriverGuard,
     handle: Handle,
@@ -150,9 +150,9 @@ fn status(
     timeout: &In<libc::timespec>,
 ) -> FileOutcome {
     let outstanding = state.batch(handle)?.outstanding();
-    let room = count.get().map_err(|_| INVALID_VALUE)? as usize;
+    let events_max = count.get().map_err(|_| INVALID_VALUE)? as usize;
     // A wait for more entries than the batch contains would never end.
-    if events.is_null() || room == 0 || least > room || least > outstanding {
+    if events.is_null() || events_max == 0 || least > events_max || least > outstanding {
         return Err(INVALID_VALUE);
     }
     // Some releases of cuFile return at once without an entry, although they should wait.
@@ -166,7 +166,7 @@ fn status(
         Err(_) => wait_until(state, enough),
     };
     let batch = state.batch(handle)?;
-    let reported: Vec<_> = batch.completed.drain(..room.min(batch.completed.len())).collect();
+    let reported: Vec<_> = batch.completed.drain(..events_max.min(batch.completed.len())).collect();
     for (index, (event, point)) in reported.iter().enumerate() {
         state.order.forget(*point);
         events.put_at(index, *event)?;

@@ -5,7 +5,7 @@
 
 use crate::abi::Handle;
 use crate::cufile::abi::behind_gate;
-use crate::cufile::transfer::{Request, RequestedMemory, Way};
+use crate::cufile::transfer::{Direction, Request, RequestedMemory};
 use crate::state::lock;
 
 /// A call that reads.
@@ -14,7 +14,7 @@ use crate::state::lock;
 #[allow(non_snake_case)]
 extern "C" fn cuFileRead(handle: Handle, base: u64, bytes: usize, file_offset: i64, memory_offset: i64) -> isize {
     let memory = RequestedMemory { base, offset: memory_offset, bytes };
-    move_now("cuFileRead", Request::new(Way::Read, handle, file_offset, memory))
+    move_now("cuFileRead", Request::new(Direction::Read, handle, file_offset, memory))
 }
 
 /// A call that writes.
@@ -23,7 +23,7 @@ extern "C" fn cuFileRead(handle: Handle, base: u64, bytes: usize, file_offset: i
 #[allow(non_snake_case)]
 extern "C" fn cuFileWrite(handle: Handle, base: u64, bytes: usize, file_offset: i64, memory_offset: i64) -> isize {
     let memory = RequestedMemory { base, offset: memory_offset, bytes };
-    move_now("cuFileWrite", Request::new(Way::Write, handle, file_offset, memory))
+    move_now("cuFileWrite", Request::new(Direction::Write, handle, file_offset, memory))
 }
 
 fn move_now(label: &'static str, request: Request) -> isize {

@@ -3,8 +3,8 @@
 //! | module | contents |
 //! | --- | --- |
 //! | `abi` | codes and structs of the header, and the entry checks of these functions |
-//! | `session` | opening and closing the driver, its properties |
-//! | `statistics` | parameters of the next opening, and counted transfers |
+//! | `session` | opening and closing the driver, its parameters and properties |
+//! | `statistics` | counted transfers |
 //! | `registered` | files and buffers that are registered |
 //! | `transfer` | one transfer: checked when requested, then moved in pieces |
 //! | `direct` | synchronous calls |
@@ -40,7 +40,7 @@ pub(crate) struct CuFile {
     /// Whether the machine has no direct path: every file is copied through the host.
     compat: bool,
     /// Whether the next opening allows compatibility mode, if that was set.
-    staged_compat: Option<bool>,
+    pending_compat: Option<bool>,
     statistics: statistics::Statistics,
     properties: abi::DriverProperties,
 }
@@ -55,18 +55,18 @@ impl CuFile {
             buffers: BTreeMap::new(),
             batches: BTreeMap::new(),
             compat,
-            staged_compat: None,
+            pending_compat: None,
             statistics: statistics::Statistics::default(),
             properties,
         }
     }
 
-    /// Whether a file may be copied through the host.
+    /// Returns whether a file may be copied through the host.
     fn allows_compat(&self) -> bool {
         self.properties.control_flags & abi::ALLOW_COMPAT_MODE != 0
     }
 
-    /// Whether a registered buffer has bytes of a range.
+    /// Returns whether a registered buffer has bytes of a range.
     pub(crate) fn buffers_in(&self, start: u64, bytes: usize) -> bool {
         let range = Access::line(start, bytes, false);
         self.buffers.iter().any(|(start, bytes)| range.overlaps(&Access::line(*start, *bytes, false)))

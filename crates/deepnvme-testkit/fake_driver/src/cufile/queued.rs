@@ -10,7 +10,7 @@ use crate::abi::{self, Handle, Out};
 use crate::cufile::abi::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE, cufile_calls};
 use crate::cufile::registered::{File, device_of};
 use crate::cufile::session::opened;
-use crate::cufile::transfer::{Request, RequestedMemory, Way};
+use crate::cufile::transfer::{Direction, Request, RequestedMemory};
 use crate::queue::{Delay, StreamOp};
 use crate::race_detector::{Clock, Point};
 use crate::state::{DriverGuard, lock};
@@ -25,7 +25,7 @@ const PAGE: u64 = 4096;
 
 /// The arguments of both functions.
 struct Queued {
-    way: Way,
+    direction: Direction,
     handle: Handle,
     /// Kept until the op is complete, so that an early deregistration is noticed.
     _file: Arc<File>,
@@ -46,12 +46,12 @@ enum Parameter<T> {
 cufile_calls! {
     fn cuFileReadAsync(handle: Handle, base: u64, bytes: Out<usize>, file_offset: Out<i64>, memory_offset: Out<i64>,
         done: Out<isize>, stream: Handle) |state| {
-        queue(state, "cuFileReadAsync", (Way::Read, handle, base), (bytes, file_offset, memory_offset, done), stream)
+        queue(state, "cuFileReadAsync", (Direction::Read, handle, base), (bytes, file_offset, memory_offset, done), stream)
     }
 
     fn cuFileWriteAsync(handle: Handle, base: u64, bytes: Out<usize>, file_offset: Out<i64>, memory_offset: Out<i64>,
         done: Out<isize>, stream: Handle) |state| {
-        queue(state, "cuFileWriteAsync", (Way::Write, handle, base), (bytes, file_offset, memory_offset, done), stream)
+        queue(state, "cuFileWriteAsync", (Direction::Write, handle, base), (bytes, file_offset, memory_offset, done), stream)
     }
 
     fn cuFileStreamRegister(stream: Handle, flags: u32) |mut state| {
@@ -80,7 +80,7 @@ type Pointers = (Out<usize>, Out<i64>, Out<i64>, Out<isize>);
 fn queue(
     mut state: DriverGuard,
     label: &'static str,
-    (way, handle, base): (Way, Handle, u64),
+    (direction, handle, base): (Direction, Handle, u64),
     (bytes, file_offset, memory_offset, done): Pointers,
     stream: Handle,
 ) -> FileOutcome {
@@ -92,9 +92,9 @@ fn queue(
     }
     let file = state.cufile.handles.get(&handle).map(Arc::clone).ok_or(HANDLE_NOT_REGISTERED)?;
     device_of(&state, base, 1)?;
-    let flags = state.streams.get_mut(id)?.cufile.unwrap_or(0);
+    let flags = state.streams.get(id)?.cufile.unwrap_or(0);
     let queued = Queued {
-        way,
+        direction,
         handle,
         _file: file,
         base,
@@ -114,10 +114,10 @@ fn queue(
 
 impl Queued {
     fn request(&self) -> FileOutcome<Request> {
-        let Self { way, handle, base, .. } = *self;
+        let Self { direction, handle, base, .. } = *self;
         let (bytes, file_offset) = (self.bytes.value()?, self.file_offset.value()?);
         let memory = RequestedMemory { base, offset: self.memory_offset.value()?, bytes };
-        Ok(Request::new(way, handle, file_offset, memory))
+        Ok(Request::new(direction, handle, file_offset, memory))
     }
 
     fn run(&self, label: &str, point: Point, aligned: bool) {

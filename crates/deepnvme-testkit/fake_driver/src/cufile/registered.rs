@@ -121,7 +121,7 @@ impl File {
         Ok(Self { fd, is_copied: false, identity: (status.st_dev, status.st_ino), flags, buffered: OnceLock::new() })
     }
 
-    /// Whether the descriptor is still the registered file.
+    /// Returns whether the descriptor is still the registered file.
     pub(super) fn is_same(&self) -> bool {
         status_of(self.fd).is_some_and(|status| (status.st_dev, status.st_ino) == self.identity)
     }
@@ -141,7 +141,7 @@ impl File {
 }
 
 fn status_of(fd: RawFd) -> Option<libc::stat> {
-    // SAFETY: `fstat` fills the struct that it is given room for, of which all zeros is a valid value.
+    // SAFETY: `fstat` fills this struct, of which all zeros is a valid value.
     unsafe {
         let mut status: libc::stat = mem::zeroed();
         (libc::fstat(fd, &raw mut status) == 0).then_some(status)

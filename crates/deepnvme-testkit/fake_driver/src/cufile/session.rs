@@ -1,8 +1,11 @@
-//! Opening and closing the driver, and what can be asked and set of it.
+//! Opens and closes the driver, and reads and sets its properties.
+//!
+//! A parameter is pending until the driver is opened: it applies to the next attempt, even if that fails.
 
 use crate::abi::Out;
 use crate::cufile::abi::{
-    ALLOW_COMPAT_MODE, DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE, cufile_calls,
+    ALLOW_COMPAT_MODE, DRIVER_ALREADY_OPEN, DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE,
+    cufile_calls,
 };
 use crate::state::{DriverGuard, DriverState, is_forked, lock};
 
@@ -10,6 +13,10 @@ use crate::state::{DriverGuard, DriverState, is_forked, lock};
 const VERSION: i32 = 15000;
 /// `CU_FILE_USE_POLL_MODE`, as a bit of the control flags.
 const POLL: u32 = 1;
+/// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
+const COMPAT_PARAMETER: i32 = 1;
+/// The number of boolean parameters.
+const PARAMETERS: i32 = 12;
 
 cufile_calls! {
     fn cuFileDriverOpen() |mut state| {
@@ -26,6 +33,19 @@ cufile_calls! {
 
     fn cuFileDriverClose_v2() |state| {
         close(state)
+    }
+
+    fn cuFileSetParameterBool(parameter: i32, value: bool) |mut state| {
+        if state.cufile.opened > 0 {
+            return Err(DRIVER_ALREADY_OPEN);
+        }
+        if !(0..PARAMETERS).contains(&parameter) {
+            return Err(INVALID_VALUE);
+        }
+        if parameter == COMPAT_PARAMETER {
+            state.cufile.pending_compat = Some(value);
+        }
+        Ok(())
     }
 
     fn cuFileGetVersion(version: Out<i32>) |_| {
@@ -69,9 +89,9 @@ extern "C" fn cuFileUseCount() -> std::ffi::c_long {
     state.cufile.opened.into()
 }
 
-/// Uses up the staged parameter. By default, compatibility mode is allowed.
+/// Uses up the pending parameter. By default, compatibility mode is allowed.
 fn open(state: &mut DriverState) -> FileOutcome {
-    let allows_compat = state.cufile.staged_compat.take().unwrap_or(true);
+    let allows_compat = state.cufile.pending_compat.take().unwrap_or(true);
     if state.cufile.compat && !allows_compat {
         return Err(DRIVER_NOT_INITIALIZED);
     }

@@ -1,20 +1,13 @@
-//! cuFile's controls: parameters that are set before the driver opens, and statistics of transfers.
-//!
-//! A parameter is staged: the next attempt to open the driver uses it up, also a failed one. Transfers are counted
-//! while the level is 3 and counting has started.
+//! cuFile's statistics of transfers. They are counted while the level is 3 and counting has started.
 
 use crate::abi::{Device, Out};
-use crate::cufile::abi::{DRIVER_ALREADY_OPEN, INVALID_VALUE, cufile_calls};
+use crate::cufile::abi::{INVALID_VALUE, cufile_calls};
 use crate::cufile::session::opened;
-use crate::cufile::transfer::Way;
+use crate::cufile::transfer::Direction;
 
-/// `CUFILE_PARAM_PROPERTIES_ALLOW_COMPAT_MODE`.
-const ALLOW_COMPAT_MODE: i32 = 1;
-/// The number of boolean parameters.
-const PARAMETERS: i32 = 12;
 /// The level that counts by GPU.
 const LEVEL_MAX: i32 = 3;
-/// The GPUs that the struct has room for.
+/// Length of the struct's array of GPUs.
 const GPUS_MAX: usize = 16;
 
 /// Transfers of one GPU in one direction.
@@ -65,14 +58,14 @@ pub(crate) struct Statistics {
 
 impl Statistics {
     /// Counts a transfer of a device. `is_copied`: through the host.
-    pub(super) fn count(&mut self, way: Way, device: Option<Device>, bytes: usize, is_copied: bool) {
+    pub(super) fn count(&mut self, direction: Direction, device: Option<Device>, bytes: usize, is_copied: bool) {
         let gpu = device.and_then(|device| usize::try_from(device).ok()).unwrap_or(0);
         if !self.is_started || self.level < LEVEL_MAX || gpu >= GPUS_MAX {
             return;
         }
-        let counts = match way {
-            Way::Read => &mut self.per_gpu[gpu].reads,
-            Way::Write => &mut self.per_gpu[gpu].writes,
+        let counts = match direction {
+            Direction::Read => &mut self.per_gpu[gpu].reads,
+            Direction::Write => &mut self.per_gpu[gpu].writes,
         };
         counts.bytes += bytes as u64;
         counts.total += 1;
@@ -81,19 +74,6 @@ impl Statistics {
 }
 
 cufile_calls! {
-    fn cuFileSetParameterBool(parameter: i32, value: bool) |mut state| {
-        if state.cufile.opened > 0 {
-            return Err(DRIVER_ALREADY_OPEN);
-        }
-        if !(0..PARAMETERS).contains(&parameter) {
-            return Err(INVALID_VALUE);
-        }
-        if parameter == ALLOW_COMPAT_MODE {
-            state.cufile.staged_compat = Some(value);
-        }
-        Ok(())
-    }
-
     fn cuFileSetStatsLevel(level: i32) |mut state| {
         if !(0..=LEVEL_MAX).contains(&level) {
             return Err(INVALID_VALUE);

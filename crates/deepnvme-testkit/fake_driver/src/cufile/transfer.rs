@@ -17,6 +17,7 @@ use crate::memory::page_bytes;
 use crate::race_detector::{Clock, Point, TrackedOp};
 use crate::rng::Rng;
 use crate::state::{DriverState, lock};
+use crate::stream::StreamId;
 
 /// Alignment that direct I/O requires of offsets, sizes and addresses.
 const ALIGNMENT: u64 = 4096;
@@ -25,7 +26,7 @@ const PIECE_PAGES_MAX: u64 = 32;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum Direction {
     Read,
     Write,
 }
@@ -33,7 +34,7 @@ pub(super) enum Way {
 /// A requested transfer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    way: Way,
+    direction: Direction,
     handle: Handle,
     file_offset: i64,
     memory: RequestedMemory,
@@ -49,7 +50,7 @@ pub(super) struct RequestedMemory {
 
 /// A checked transfer, with everything that it needs.
 pub(super) struct Transfer {
-    way: Way,
+    direction: Direction,
     file: Arc<File>,
     range: MappedRange,
     device: Option<Device>,
@@ -60,7 +61,7 @@ pub(super) struct Transfer {
     delay: Duration,
 }
 
-impl Way {
+impl Direction {
     /// Returns the fault point that makes a transfer short.
     fn short(self) -> &'static str {
         match self {
@@ -71,11 +72,11 @@ impl Way {
 }
 
 impl Request {
-    pub(super) fn new(way: Way, handle: Handle, file_offset: i64, memory: RequestedMemory) -> Self {
-        Self { way, handle, file_offset, memory }
+    pub(super) fn new(direction: Direction, handle: Handle, file_offset: i64, memory: RequestedMemory) -> Self {
+        Self { direction, handle, file_offset, memory }
     }
 
-    /// Whether the bytes in the file are whole units of this size.
+    /// Returns whether the bytes in the file are whole units of this size.
     pub(super) fn is_aligned(&self, unit: u64) -> bool {
         [self.memory.bytes as u64, self.file_offset as u64].iter().all(|number| number.is_multiple_of(unit))
     }
@@ -87,7 +88,7 @@ impl Request {
 
     /// The bytes of memory that the request is about, in whatever state its handle is.
     pub(super) fn used(&self) -> FileOutcome<Access> {
-        Ok(Access::line(self.start()?, self.memory.bytes, self.way == Way::Read))
+        Ok(Access::line(self.start()?, self.memory.bytes, self.direction == Direction::Read))
     }
 }
 
@@ -105,14 +106,14 @@ impl DriverState {
     /// Checks a request on any thread.
     pub(super) fn transfer_on(&mut self, request: Request) -> FileOutcome<Transfer> {
         opened(self)?;
-        let Request { way, handle, file_offset, memory: RequestedMemory { base, bytes, .. } } = request;
+        let Request { direction, handle, file_offset, memory: RequestedMemory { base, bytes, .. } } = request;
         let file = self.cufile.handles.get(&handle).map(Arc::clone).ok_or(HANDLE_NOT_REGISTERED)?;
         let used = request.used()?;
         if base == 0 || file_offset < 0 || file_offset.checked_add_unsigned(bytes as u64).is_none() {
             return Err(INVALID_VALUE);
         }
         let registered = self.cufile.buffers.get(&base);
-        if registered.is_some_and(|room| (used.start - base).saturating_add(bytes as u64) > *room as u64) {
+        if registered.is_some_and(|len| (used.start - base).saturating_add(bytes as u64) > *len as u64) {
             return Err(INVALID_MAPPING_RANGE);
         }
         let device = device_of(self, used.start, bytes)?;
@@ -128,12 +129,12 @@ impl DriverState {
         let key = self.handle();
         let mut rng = self.rng(key);
         let delay = Duration::from_micros(rng.below(self.config.delay_us + 1));
-        Ok(Transfer { way, file, range, device, bytes, file_offset, used, rng, delay })
+        Ok(Transfer { direction, file, range, device, bytes, file_offset, used, rng, delay })
     }
 
     /// Adds a synchronous transfer to the race detector.
     pub(super) fn begin_transfer(&mut self, label: &'static str, used: Access) -> Point {
-        let point = Point { stream: self.handle(), seq: 1 };
+        let point = Point { stream: StreamId(self.handle()), seq: 1 };
         let entry = TrackedOp { point, label, uses: vec![used], clock: Clock::default(), over: false };
         let found = self.order.begin(entry);
         self.violations(found);
@@ -150,7 +151,7 @@ impl Transfer {
             if !self.file.is_same() {
                 state.call_log.violation(format!("lifetime: descriptor {} was closed while registered", self.file.fd));
             }
-            state.call_log.call(self.way.short()).map_or(self.bytes, |most| most.max(0) as usize).min(self.bytes)
+            state.call_log.call(self.direction.short()).map_or(self.bytes, |most| most.max(0) as usize).min(self.bytes)
         };
         let mut done = 0;
         while done < limit {
@@ -162,7 +163,7 @@ impl Transfer {
                 Err(error) => return Err(error),
             }
         }
-        lock().cufile.statistics.count(self.way, self.device, done, self.file.is_copied);
+        lock().cufile.statistics.count(self.direction, self.device, done, self.file.is_copied);
         Ok(done)
     }
 
@@ -182,9 +183,9 @@ impl Transfer {
     fn call(&self, fd: RawFd, memory: *mut u8, offset: i64, bytes: usize) -> Result<usize, i32> {
         // SAFETY: the range was checked against its allocation, and keeps that allocation.
         let moved = unsafe {
-            match self.way {
-                Way::Read => libc::pread(fd, memory.cast(), bytes, offset),
-                Way::Write => libc::pwrite(fd, memory.cast(), bytes, offset),
+            match self.direction {
+                Direction::Read => libc::pread(fd, memory.cast(), bytes, offset),
+                Direction::Write => libc::pwrite(fd, memory.cast(), bytes, offset),
             }
         };
         usize::try_from(moved).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))

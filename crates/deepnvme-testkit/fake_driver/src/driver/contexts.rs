@@ -30,7 +30,7 @@ driver_calls! {
 
     fn cuCtxPopCurrent_v2(out: Out<Handle>) needs Init |_, _| {
         let popped = with_contexts(Vec::pop).ok_or(INVALID_CONTEXT)?;
-        // A caller that has no use for the handle may give no room for it.
+        // The pointer may be null, for a caller that does not need the handle.
         if out.is_null() { Ok(()) } else { out.put(popped) }
     }
 

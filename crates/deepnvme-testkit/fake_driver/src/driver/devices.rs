@@ -38,14 +38,14 @@ driver_calls! {
         device.put(ordinal)
     }
 
-    fn cuDeviceGetName(name: Out<c_char>, room: i32, device: Device) needs Init |mut state, _| {
+    fn cuDeviceGetName(name: Out<c_char>, capacity: i32, device: Device) needs Init |mut state, _| {
         state.device(device)?;
-        put_text(name, room, &format!("Fake GPU {device}"), true)
+        put_text(name, capacity, &format!("Fake GPU {device}"), true)
     }
 
-    fn cuDeviceGetPCIBusId(name: Out<c_char>, room: i32, device: Device) needs Init |mut state, _| {
+    fn cuDeviceGetPCIBusId(name: Out<c_char>, capacity: i32, device: Device) needs Init |mut state, _| {
         state.device(device)?;
-        put_text(name, room, &format!("0000:{:02x}:00.0", FIRST_BUS + device), false)
+        put_text(name, capacity, &format!("0000:{:02x}:00.0", FIRST_BUS + device), false)
     }
 
     fn cuDeviceGetUuid(uuid: Out<[u8; 16]>, device: Device) needs Init |mut state, _| {
@@ -67,13 +67,13 @@ driver_calls! {
     }
 }
 
-/// Writes a C string into the caller's room. One that does not fit is truncated if `cut`, and refused otherwise.
-fn put_text(name: Out<c_char>, room: i32, text: &str, cut: bool) -> Outcome {
-    let room = usize::try_from(room).ok().filter(|room| *room > 0).ok_or(INVALID_VALUE)?;
-    if text.len() >= room && !cut {
+/// Writes a C string into the caller's buffer. One that does not fit is truncated if `cut`, and refused otherwise.
+fn put_text(name: Out<c_char>, capacity: i32, text: &str, cut: bool) -> Outcome {
+    let capacity = usize::try_from(capacity).ok().filter(|capacity| *capacity > 0).ok_or(INVALID_VALUE)?;
+    if text.len() >= capacity && !cut {
         return Err(INVALID_VALUE);
     }
-    let text = &text.as_bytes()[..text.len().min(room - 1)];
+    let text = &text.as_bytes()[..text.len().min(capacity - 1)];
     for (index, byte) in text.iter().chain([&0]).enumerate() {
         name.put_at(index, byte.cast_signed())?;
     }

@@ -14,8 +14,8 @@ driver_calls! {
         if out.is_null() {
             return Err(INVALID_VALUE);
         }
-        let (room, seed) = (state.room(device), state.config.seed);
-        out.put(state.memory.allocate(device, bytes, room, seed)?)
+        let (free_bytes, seed) = (state.free_bytes(device), state.config.seed);
+        out.put(state.memory.allocate(device, bytes, free_bytes, seed)?)
     }
 
     fn cuMemFree_v2(address: u64) needs Context |state, _| {
@@ -32,7 +32,7 @@ driver_calls! {
     }
 
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) needs Context |state, device| {
-        free.put(state.room(device) as usize)?;
+        free.put(state.free_bytes(device) as usize)?;
         total.put(state.config.devices.memory_bytes as usize)
     }
 

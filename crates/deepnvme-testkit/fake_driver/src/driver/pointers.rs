@@ -56,7 +56,7 @@ fn describe(state: &DriverState, address: u64) -> Option<Described> {
     Some(Described { memory_type: HOST, device, context: state.context_of(device), start, bytes, id: start })
 }
 
-/// Answers are as wide as `CUpointer_attribute` says for each; the caller's room is no wider.
+/// Answers are as wide as `CUpointer_attribute` says for each; the caller's value is no wider.
 fn put_attribute(data: Out<u64>, attribute: i32, address: u64, of: &Described) -> Outcome {
     let known = of.memory_type != 0;
     let narrow = |value: u32| Out::<u32>::at(data.address()).put(value);

@@ -18,14 +18,14 @@ driver_calls! {
         if out.is_null() || flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        out.put(state.create_stream(device, StreamKind::Created { is_blocking: flags != NON_BLOCKING })?)
+        out.put(state.create_stream(device, StreamKind::Created { is_blocking: flags != NON_BLOCKING })?.0)
     }
 
     fn cuStreamCreateWithPriority(out: Out<Handle>, flags: u32, _priority: i32) needs Context |mut state, device| {
         if out.is_null() || flags > NON_BLOCKING {
             return Err(INVALID_VALUE);
         }
-        out.put(state.create_stream(device, StreamKind::Created { is_blocking: flags != NON_BLOCKING })?)
+        out.put(state.create_stream(device, StreamKind::Created { is_blocking: flags != NON_BLOCKING })?.0)
     }
 
     fn cuStreamDestroy_v2(stream: Handle) needs Context |mut state, device| {
@@ -34,7 +34,7 @@ driver_calls! {
         if !stream.is_created() {
             return Err(INVALID_HANDLE);
         }
-        stream.ended = true;
+        stream.is_destroyed = true;
         if stream.cufile.is_some() {
             state.call_log.violation(format!("lifetime: stream {id:#x} was destroyed while registered with cuFile"));
         }
@@ -52,7 +52,7 @@ driver_calls! {
     fn cuStreamQuery(stream: Handle) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
         state.captures.check_query(id)?;
-        let stream = state.streams.get_mut(id)?;
+        let stream = state.streams.get(id)?;
         if !stream.is_idle() {
             return Err(NOT_READY);
         }
@@ -95,7 +95,7 @@ driver_calls! {
 
     fn cuStreamGetCtx(stream: Handle, out: Out<Handle>) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
-        let owner = state.streams.get_mut(id)?.device;
+        let owner = state.streams.get(id)?.device;
         out.put(state.context_of(owner))
     }
 

@@ -17,7 +17,7 @@ _POLL_S = 0.05
 _STARVATION_S = 0.5
 
 
-class FairScheduler:
+class ThreadTurns:
     """Tracks which threads hold weights, so that a thread without memory knows whether waiting helps.
 
     A thread that already holds weights always continues, since the waiting ones need them back. A thread that holds
@@ -36,10 +36,10 @@ class FairScheduler:
         self._releases = 0
 
     def acquire(self, held: list[Any], acquire: Callable[[Any], Any], what: Any) -> None:
-        """Append the result of ``acquire`` to ``held`` once there is room. The caller calls ``release`` in any case.
+        """Append the result of ``acquire`` to ``held`` once memory is free. The caller calls ``release`` in any case.
 
         Raises:
-            MemoryError: there is no room, and no other thread holds anything that it could release.
+            MemoryError: there is not enough memory, and no other thread holds anything that it could release.
             ClosedError: the model was closed.
         """
         me = threading.get_ident()
@@ -56,7 +56,7 @@ class FairScheduler:
                     # always holds what was acquired.
                     held.extend(map(acquire, (what,)))
                 except MemoryError:
-                    if not self._wait_for_room(me, ends, began):
+                    if not self._wait_for_release(me, ends, began):
                         raise
                 except ClosedError:
                     # The streamer was closed while it waited. This error names the model.
@@ -84,7 +84,7 @@ class FairScheduler:
                     self._call_depth[me] = 1
             return self._releases
 
-    def _wait_for_room(self, me: int, ends: int, began: float) -> bool:
+    def _wait_for_release(self, me: int, ends: int, began: float) -> bool:
         """Wait until another thread may have released something. Return false if no other thread holds anything."""
         with self._changed:
             if self._releases == ends:

@@ -1,16 +1,16 @@
-//! A workload, run round by round on an engine in this process.
+//! Runs a workload round by round on an engine in this process.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_io::display;
 use deepnvme_io::mem::RegionMut;
-use deepnvme_io::{Access, Config, Durability, Engine, GpuAccess, OpenOptions, TensorFile, WriteExtent, WriteOptions};
+use deepnvme_io::{Access, Config, Durability, Engine, GpuAccess, OpenOptions, TensorFile, WriteMode, WriteOptions};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::contents::Contents;
 use super::engine_run::EngineRun;
-use super::files::{ScratchFiles, check_room};
+use super::files::{ScratchFiles, check_free_space};
 use super::observer::{Observer, Phase, ProgressUpdate};
 use super::plan::{BUFFER_BYTES_MAX, RequestPlan};
 use super::sample::{self, Latencies, RouteBytes, Sample};
@@ -20,10 +20,10 @@ use super::{gpu, memory};
 use crate::error::{Error, Result};
 use crate::units::bytes_text;
 
-/// The bound on the memory of a run is at most the available memory divided by this number.
+/// A sequential run uses at most a third of the available memory, unless it names its buffer or compares every byte.
 const MEMORY_DIVISOR: u64 = 3;
 
-/// Runs a workload: an engine, its files and its memory.
+/// A workload that is ready to run: its engine, files and memory.
 pub struct Runner {
     name: String,
     workload: Workload,
@@ -33,7 +33,7 @@ pub struct Runner {
     /// Taken from the first engine: it keeps the GPU memory open when the engine changes.
     access: GpuAccess,
     contents: Contents,
-    unlocked_reason: Option<String>,
+    not_pinned_reason: Option<String>,
     rounds: u64,
     phase: Phase,
     // Last: the engine closes the files before they are removed.
@@ -44,11 +44,12 @@ impl Runner {
     /// Makes and fills the files, allocates the memory, and starts the engine.
     ///
     /// # Errors
-    /// `Usage` for a workload that makes no sense, or a refusal of the machine.
+    /// `Usage` for a workload that makes no sense. `Failed` if files or memory cannot be made, or an error of the
+    /// engine. `Interrupted` if the observer stops the work.
     pub fn prepare(workload: Workload, observer: &mut dyn Observer) -> Result<Self> {
         workload.check()?;
         let share = workload.file_bytes() * workload.file_count() as u64 / workload.folders.len() as u64;
-        check_room(&workload.folders, share)?;
+        check_free_space(&workload.folders, share)?;
         let available = workload
             .place
             .gpu
@@ -67,7 +68,7 @@ impl Runner {
             name: "deepnvme".into(),
             memory: memory::split_slots(allocated.region, &plan),
             access,
-            unlocked_reason: allocated.unlocked_reason,
+            not_pinned_reason: allocated.not_pinned_reason,
             contents: Contents::random(),
             rounds: 0,
             phase: Phase::LayingOut,
@@ -80,16 +81,16 @@ impl Runner {
         Ok(runner)
     }
 
-    /// The engine that runs the workload.
+    /// Returns the engine that runs the workload.
     #[must_use]
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
 
-    /// Why the memory is not pinned although the workload asks for it.
+    /// Returns why the memory is not pinned although the workload asks for it.
     #[must_use]
-    pub fn unlocked_reason(&self) -> Option<&str> {
-        self.unlocked_reason.as_deref()
+    pub fn not_pinned_reason(&self) -> Option<&str> {
+        self.not_pinned_reason.as_deref()
     }
 
     /// Sets the phase that the next rounds report.
@@ -101,9 +102,9 @@ impl Runner {
     /// one round at once: it registers its slots with the driver, and no counted round should include that.
     ///
     /// # Errors
-    /// A refusal of the engine. `Usage` if the workload validates, since its contents would be needed later, or is
+    /// An error of the engine. `Usage` if the workload validates, since its contents would be needed later, or is
     /// random, since its plan depends on the block size.
-    pub fn change(&mut self, direction: Direction, config: &Config, observer: &mut dyn Observer) -> Result<()> {
+    pub fn reconfigure(&mut self, direction: Direction, config: &Config, observer: &mut dyn Observer) -> Result<()> {
         if self.workload.validate || self.workload.order != AccessOrder::Sequential {
             return Err(Error::usage("only sequential workloads without validation can change their settings"));
         }
@@ -121,7 +122,7 @@ impl Runner {
     /// Fills the files with their contents, and waits until the disk has them.
     fn lay_out(&mut self, observer: &mut dyn Observer) -> Result<()> {
         self.fill_memory()?;
-        let options = WriteOptions { durability: Durability::None, extent: WriteExtent::InPlace };
+        let options = WriteOptions { durability: Durability::None, mode: WriteMode::InPlace };
         let files = self.open(Access::ReadWrite)?;
         for file in &files {
             // Allocate the whole file first, so that no later write has to.
@@ -187,7 +188,7 @@ impl Runner {
         match self.workload.direction {
             Direction::Write if self.workload.validate => {
                 // New contents: with the old ones, a write that did nothing would pass.
-                self.contents = self.contents.of_file(usize::MAX - 1);
+                self.contents = self.contents.next_round();
                 self.fill_memory()?;
             }
             Direction::Read if self.workload.validate => self.clear_memory()?,
@@ -202,7 +203,7 @@ impl Runner {
         Ok(())
     }
 
-    /// Compares every byte: a read in memory, a write after reading it back.
+    /// Compares every byte: of a read, in memory; of a write, after reading the files back.
     fn validate(&mut self, observer: &mut dyn Observer) -> Result<()> {
         if self.workload.direction == Direction::Write {
             self.files.paths().try_for_each(drop_from_page_cache)?;
@@ -237,13 +238,11 @@ impl Benchmark for Runner {
         let (stats, latencies) = (self.engine.stats(), self.engine.latencies_us());
         let (began, cpu) = (Instant::now(), cpu_s());
         let files = self.open(if direction == Direction::Read { Access::Read } else { Access::Write })?;
-        // A single request includes its sync, as for users.
+        // A file written in one request is synced by that request, as `deepnvme.write` does.
         let is_one = self.plan.pieces.len() == files.len();
         let durability = self.workload.durability;
-        let options = WriteOptions {
-            durability: if is_one { durability } else { Durability::None },
-            extent: WriteExtent::InPlace,
-        };
+        let options =
+            WriteOptions { durability: if is_one { durability } else { Durability::None }, mode: WriteMode::InPlace };
         let opened = began.elapsed();
         let timeline = self.run(&files, direction, options, observer)?;
         let transfer_s = (began.elapsed() - opened).as_secs_f64();

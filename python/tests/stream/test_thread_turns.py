@@ -1,4 +1,4 @@
-"""Threads that wait because the weights of others leave no room."""
+"""Threads that wait because the weights of others fill the memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deepnvme._stream.scheduler import FairScheduler
+from deepnvme._stream.thread_turns import ThreadTurns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 class Memory:
-    """Room for some small items, or for one large one."""
+    """Memory for some small items, or for one large one."""
 
-    def __init__(self, room: int) -> None:
-        self._lock, self._room, self.served = threading.Lock(), room, Counter[int]()
+    def __init__(self, capacity: int) -> None:
+        self._lock, self._capacity, self.served = threading.Lock(), capacity, Counter[int]()
         self._had = 0
 
     def acquire(self, size: int) -> int:
         with self._lock:
-            if self._had + size > self._room:
+            if self._had + size > self._capacity:
                 raise MemoryError(size)
             self._had += size
             self.served[size] += 1
@@ -35,15 +35,15 @@ class Memory:
             self._had -= size
 
 
-def use(scheduler: FairScheduler, memory: Memory, size: int, inside: Callable[[], object] = lambda: None) -> None:
+def use(turns: ThreadTurns, memory: Memory, size: int, inside: Callable[[], object] = lambda: None) -> None:
     held: list[Any] = []
     try:
-        scheduler.acquire(held, memory.acquire, size)
+        turns.acquire(held, memory.acquire, size)
         inside()
     finally:
         if held:
             memory.release(size)
-        scheduler.release()
+        turns.release()
 
 
 def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
@@ -54,17 +54,17 @@ def in_threads(*work: Callable[[], object]) -> list[threading.Thread]:
 
 
 def test_a_thread_that_needs_all_memory_is_not_starved() -> None:
-    scheduler, memory, ended = FairScheduler(), Memory(3), threading.Event()
+    turns, memory, ended = ThreadTurns(), Memory(3), threading.Event()
 
     def small() -> None:
         while not ended.is_set():
-            use(scheduler, memory, 1, lambda: time.sleep(0.003))
+            use(turns, memory, 1, lambda: time.sleep(0.003))
 
     # Three of them: at nearly any moment one of them holds something.
     threads = in_threads(*[small] * 3)
     try:
         for _ in range(3):
-            (large,) = in_threads(lambda: use(scheduler, memory, 3))
+            (large,) = in_threads(lambda: use(turns, memory, 3))
             large.join(20)
             assert not large.is_alive(), "the others were quicker again and again"
             before = memory.served[1]
@@ -78,18 +78,18 @@ def test_a_thread_that_needs_all_memory_is_not_starved() -> None:
 
 
 def test_a_holding_thread_gets_more_while_others_wait() -> None:
-    scheduler, memory = FairScheduler(), Memory(3)
+    turns, memory = ThreadTurns(), Memory(3)
 
     def outer() -> None:
         time.sleep(1.0)  # longer than anybody's patience
-        use(scheduler, memory, 1)
+        use(turns, memory, 1)
 
     def large() -> None:
         time.sleep(0.1)
-        use(scheduler, memory, 3)
+        use(turns, memory, 3)
 
     began = time.monotonic()
-    threads = in_threads(lambda: use(scheduler, memory, 1, outer), large)
+    threads = in_threads(lambda: use(turns, memory, 1, outer), large)
     for thread in threads:
         thread.join(20)
         assert not thread.is_alive(), "threads wait for each other"
@@ -98,10 +98,10 @@ def test_a_holding_thread_gets_more_while_others_wait() -> None:
 
 
 def test_waiting_is_refused_if_no_thread_holds_anything() -> None:
-    scheduler, memory = FairScheduler(), Memory(3)
+    turns, memory = ThreadTurns(), Memory(3)
     with pytest.raises(MemoryError):
-        use(scheduler, memory, 4)
+        use(turns, memory, 4)
     # Nor within nested calls.
     with pytest.raises(MemoryError):
-        use(scheduler, memory, 2, lambda: use(scheduler, memory, 2))
-    use(scheduler, memory, 3)
+        use(turns, memory, 2, lambda: use(turns, memory, 2))
+    use(turns, memory, 3)
