@@ -82,7 +82,8 @@ mod _deepnvme {
         probe::{BackendProbe, Probe},
         reader::FileReader,
         replace::{
-            _make_folders, _open_regular, _read_small_file, _remove_stale, _retire_set, PrivateFolder, SetReplacement,
+            _make_folders, _open_regular, _read_small_file, _remove_leftovers, _retire_set, PrivateFolder,
+            SetReplacement,
         },
         settings::_parse_bytes,
         stats::Stats,

@@ -49,7 +49,7 @@ impl History {
         claim.unlisted = plan::unlisted(&manifest, &names);
         // Without a lock, private files may be in use by another writer.
         if !claim.is_unlocked {
-            private::remove_stale(&self.folder, &names, |name| manifest.knows(name));
+            private::remove_leftovers(&self.folder, &names, |name| manifest.knows(name));
         }
         Ok(claim)
     }

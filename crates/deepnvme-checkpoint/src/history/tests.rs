@@ -171,7 +171,7 @@ proptest! {
                 prop_assert_eq!(&real::read(folder.path().join(name)).unwrap(), bytes, "{} was touched", name);
             }
         }
-        // After one more save, no stale file is left.
+        // After one more save, no leftover exists.
         drop(history);
         let history = open();
         history.claim(&holder(), true).unwrap();

@@ -85,7 +85,7 @@ enum New {
 }
 
 impl Replacement {
-    /// Creates the private files and removes stale ones of the same target. The kernel follows a symbolic link, under
+    /// Creates the private files and removes leftovers of the same target. The kernel follows a symbolic link, under
     /// its rules. The file that it points to is replaced, not the link.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Replacement {
 
     fn single(path: &Path) -> Result<Self> {
         let target = temporary::resolve(path)?;
-        temporary::remove_stale(&target);
+        temporary::remove_leftovers(&target);
         let file = Temporary::new(&target).map_err(|error| error.at_path(path))?;
         Ok(Self { target, new: New::File(file), most: Permissions::EVERYBODY })
     }

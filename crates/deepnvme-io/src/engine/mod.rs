@@ -63,9 +63,8 @@ impl Engine {
             let (kind, reason) = probe.choose(config.backend)?;
             let refusal = Arc::new(OnceLock::new());
             let opening = Arc::clone(&refusal);
-            let factory: BackendFactory = Arc::new(move |setup| {
-                backend::open(kind, setup).inspect_err(|error| drop(opening.set(error.clone())))
-            });
+            let factory: BackendFactory =
+                Arc::new(move |setup| backend::open(kind, setup).inspect_err(|error| drop(opening.set(error.clone()))));
             match Self::start(config.clone(), probe.clone(), reason, &factory) {
                 Ok(engine) => return Ok(engine.with_inline()),
                 // The probe's queue is short: the kernel may have had room for that one only.

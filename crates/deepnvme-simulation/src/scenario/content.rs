@@ -220,7 +220,7 @@ fn write_shards(
         Member { before: index.with_file_name(before), after: ".safetensors".into() }
     };
     let members: Vec<Member> = (0..count).map(name).collect();
-    deepnvme_file::replace::remove_stale(&resolve(&file)?);
+    deepnvme_file::replace::remove_leftovers(&resolve(&file)?);
     let set = SetReplacement::begin(&index, &members, &RECORD)?;
     let (mut weight_map, mut files) = (Map::new(), Map::new());
     for (number, (path, name)) in set.members().zip(set.names()).enumerate() {

@@ -62,7 +62,7 @@ impl Record {
     }
 }
 
-/// The members that a stale temporary lists. It is an intent, or an index that did not get its name.
+/// The members that a leftover lists. It is an intent, or an index that did not get its name.
 pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
     if let Some(record) = find_record(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
         return resolve_paths(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
