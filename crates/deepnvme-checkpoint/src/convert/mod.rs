@@ -56,7 +56,7 @@ pub fn convert(
     let opened = until_stopped(progress, move || {
         open_all(&named, |file| {
             let mut reader = file.open(&opening)?;
-            reader.check()?;
+            reader.check_metadata()?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
             reader.resolve(&opening, &all)?;
             Ok((Arc::new(reader), file.names.clone()))

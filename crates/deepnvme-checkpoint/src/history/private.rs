@@ -1,4 +1,4 @@
-//! Private names: cleanup after killed writers, and folders without a final name.
+//! Private names: the cleanup after killed writers, and folders without a final name.
 //!
 //! A private name states its file's inode and creation time, so that no other file is taken for it. A running writer
 //! holds the file's lock.
@@ -156,7 +156,7 @@ impl PrivateFolder {
         Err(refused(Errno::EXIST))
     }
 
-    /// The current path.
+    /// Returns the current path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -35,7 +35,7 @@ fn entry(file: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
 }
 
 fn holder() -> Holder {
-    Holder::new("a test".into(), "token".into())
+    Holder::new("a test".into(), "group".into())
 }
 
 /// Writes a file under a private name, with the entry that lists it.
@@ -160,7 +160,7 @@ proptest! {
             let shown = reader.read().unwrap();
             if let Some((step, bytes)) = &expected {
                 // Whatever its step, the last one saved is the newest.
-                let entry = shown.checkpoints.last().expect("one counts");
+                let entry = shown.checkpoints.last().expect("one is current");
                 prop_assert_eq!(entry.step, *step, "{:?}", shown);
                 let paths = std::iter::once(&entry.file).chain(entry.pending.get(&entry.file));
                 let found: Vec<Vec<u8>> = paths.filter_map(|name| real::read(folder.path().join(name)).ok()).collect();

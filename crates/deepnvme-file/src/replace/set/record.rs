@@ -53,8 +53,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Whether the index with this record is the one that was written under this name. An index with a single name is,
-    /// even after it was renamed.
+    /// Returns whether the index with this record is the one that was written under this name. An index with a single
+    /// name is, even after it was renamed.
     pub(super) fn is_at(&self, path: &Path, stat: &Stat) -> bool {
         stat.links == 1
             || (self.name == name_of(path).escape_ascii().to_string()
@@ -85,7 +85,7 @@ pub(super) fn recorded_path(path: &Path, index: &Path) -> PathBuf {
     }
 }
 
-/// Whether [`recorded_path`] writes a path like this one.
+/// Returns whether [`recorded_path`] writes a path like this one.
 fn is_recorded_form(path: &Path) -> bool {
     path.is_absolute() || path.components().eq([Component::Normal(path.as_os_str())])
 }
