@@ -357,6 +357,28 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
     with_each_refused(before, work, after, 20);
 }
 
+/// A claim that fails holds no lock, so the next one cleans up.
+#[test]
+fn a_claim_after_a_failed_one_removes_leftovers() {
+    let before = |context: &Context| {
+        let folder = history::PrivateFolder::new(Path::new(FOLDER), "step-00000001").unwrap();
+        context.world.fail_calls(0..u64::MAX);
+        drop(folder);
+        context.world.stop_faults();
+        History::new(FOLDER.into(), Some(1), true)
+    };
+    let work = |_: &Context, history: &mut History| {
+        let claimed = history.claim(&Holder::new("a test".into(), "group".into()), true);
+        assert_eq!(history.is_claimed(), claimed.is_ok());
+    };
+    let after = |_: &Context, history: History| {
+        let is_claimed = history.is_claimed();
+        in_process(1, || save(&history, 2, "new")).unwrap();
+        assert!(is_claimed || !names().iter().any(|name| name.starts_with(".step-00000001")));
+    };
+    with_each_refused(before, work, after, 8);
+}
+
 /// A file that cannot be read for a moment is not somebody else's.
 #[test]
 fn a_retired_checkpoint_of_several_files_is_removed_in_the_end() {

@@ -20,7 +20,7 @@ pub struct Claim {
 impl History {
     /// Takes the lock unless this process or another one of its group holds it. After taking it, the leader of
     /// several processes reads the manifest again, and any process cleans up after killed writers. On a file system
-    /// without locks, the leader reads the manifest, and nothing is cleaned up.
+    /// without locks, the leader reads the manifest, and nothing is cleaned up. A claim that fails holds no lock.
     ///
     /// # Errors
     /// `Locked` if another process saves into the folder, `Manifest` if the manifest is damaged, or `Io`.
@@ -41,17 +41,18 @@ impl History {
             LockOutcome::Shared => return Ok(Claim::default()),
             LockOutcome::Unsupported => true,
         };
-        Ok(Claim { unlisted: self.take_over(is_leader, lacks_locks)?, lacks_locks })
+        let unlisted = self.take_over(is_leader, lacks_locks);
+        if unlisted.is_err() {
+            // Otherwise the next claim would find the lock held, and skip the steps that failed here.
+            drop(lock(&self.lock).take());
+        }
+        Ok(Claim { unlisted: unlisted?, lacks_locks })
     }
 
     /// Reads the manifest if this process is the leader, and cleans up. Returns the unlisted checkpoints.
     fn take_over(&self, is_leader: bool, lacks_locks: bool) -> Result<Vec<String>> {
         if is_leader {
-            let read = self.read_file();
-            if read.is_err() {
-                drop(lock(&self.lock).take());
-            }
-            self.adopt(read?);
+            self.adopt(self.read_file()?);
         }
         let manifest = self.manifest();
         let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
