@@ -70,7 +70,7 @@ pub(super) fn safetensors(
     Ok((save, copied))
 }
 
-/// The metadata that Hugging Face's loaders expect, and the metadata of the old files.
+/// Returns the metadata that Hugging Face's loaders expect, and the metadata of the old files.
 fn metadata(readers: &[Arc<Reader>]) -> Vec<(String, String)> {
     let mut metadata = vec![("format".to_owned(), "pt".to_owned())];
     for reader in readers {

@@ -83,7 +83,7 @@ impl History {
         drop(lock(&self.lock).take());
     }
 
-    /// In a forked child: closes the lock file, which the parent still holds. Never waits.
+    /// Closes the lock file in a forked child, while the parent still holds it. Never waits.
     pub fn abandon(&self) {
         if let Ok(mut lock) = self.lock.try_lock() {
             drop(lock.take());

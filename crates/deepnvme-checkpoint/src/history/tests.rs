@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Error;
 
-/// The content of a checkpoint's file: arbitrary, as long as its index can be compared.
+/// Returns the content of a checkpoint's file: arbitrary, as long as its index can be compared.
 fn bytes_of(save: u64) -> Vec<u8> {
     format!("checkpoint number {save} {}", "x".repeat(save as usize % 50)).into_bytes()
 }

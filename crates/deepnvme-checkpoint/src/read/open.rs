@@ -363,7 +363,7 @@ impl<'a> FileEnds<'a> {
     }
 }
 
-/// The records of the storages, in the order of the state.
+/// Returns the records of the storages, in the order of the state.
 fn storages(directory: &Directory, state: &PickledState) -> FormatResult<Vec<Extent>> {
     let extent = |storage: &deepnvme_format::state::Storage| {
         let name = format!("{STORAGES}{}", storage.key);
@@ -380,7 +380,7 @@ fn storages(directory: &Directory, state: &PickledState) -> FormatResult<Vec<Ext
     state.storages.iter().map(extent).collect()
 }
 
-/// The records that are not storages of the state. The sidecar is not among them: the index checksum covers it.
+/// Returns the records that are not storages of the state. The sidecar is not among them: the index checksum covers it.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
     let sidecar = directory.find(SIDECAR).map(|record| record.name.as_str());

@@ -146,8 +146,8 @@ impl FileLayout {
         Ok(())
     }
 
-    /// Hashes the large records in pieces that are written late. Their headers, in the same pieces, contain these
-    /// checksums.
+    /// Hashes the parts of large records in late pieces before these are assembled: the headers and the index in them
+    /// contain the checksums.
     pub(super) fn hash_late(&self, pieces: &[Range<u64>]) -> Result<()> {
         let (mut scratch, sources) = (Vec::new(), self.sources());
         for piece in pieces {

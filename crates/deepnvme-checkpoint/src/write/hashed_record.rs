@@ -99,7 +99,7 @@ impl HashedRecord {
     }
 }
 
-/// A small record has one chunk, or none if it is empty.
+/// Returns the checksums of a small record, which has one chunk, or none if it is empty.
 fn one_part(checksums: PartChecksums) -> RecordChecksums {
     RecordChecksums {
         crc32: checksums.crc32,

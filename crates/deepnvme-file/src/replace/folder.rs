@@ -64,7 +64,7 @@ impl PrivateFolder {
         Ok(new)
     }
 
-    /// The current, private name.
+    /// Returns the current, private name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

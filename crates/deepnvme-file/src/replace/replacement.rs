@@ -138,13 +138,13 @@ impl Replacement {
         self.most = self.most.and(most);
     }
 
-    /// The path to replace: the file, or the manifest of the set.
+    /// Returns the path to replace: the file, or the manifest of the set.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// The private files to write to until the commit.
+    /// Returns the private files to write to until the commit.
     #[must_use]
     pub fn temporary(&self) -> Target {
         match &self.new {

@@ -60,19 +60,19 @@ impl Temporary {
         Ok(Self { path, file, identity, is_kept: false, creator: CreatorProcess::current() })
     }
 
-    /// The current, private name.
+    /// Returns the current, private name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open file.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The identity of the file.
+    /// Returns the identity of the file.
     #[must_use]
     pub fn identity(&self) -> FileId {
         self.identity
@@ -151,12 +151,12 @@ impl Drop for Temporary {
     }
 }
 
-/// The part of a temporary's name that states the file's inode and creation time.
+/// Returns the part of a temporary's name that states the file's inode and creation time.
 fn statement(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
 }
 
-/// The common prefix of the names of a target's temporaries.
+/// Returns the common prefix of the names of a target's temporaries.
 fn prefix(target: &Path) -> OsString {
     let name = target.file_name().unwrap_or_default().as_bytes();
     let mut end = name.len().min(NAME_BYTES_MAX);
@@ -365,7 +365,7 @@ pub(super) fn unlink_if(path: &Path, identity: FileId) -> bool {
     }
 }
 
-/// The permissions of the file at `target`. If there is none, those of a new file there, within `most`.
+/// Returns the permissions of the file at `target`. If there is none, those of a new file there, within `most`.
 pub(super) fn permissions_of(target: &Path, most: Permissions) -> Result<Permissions, Errno> {
     match fs::stat(target) {
         Ok(old) => Ok(Permissions::of(&old, fs::access_list(target, AclKind::Access).as_deref())),

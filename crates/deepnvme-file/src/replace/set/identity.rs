@@ -4,7 +4,8 @@ use std::path::Path;
 
 use deepnvme_io::fs::{self, FileKind, Stat};
 
-/// The identity of a file, as records state it. Omits the device number, which changes when disks are remounted.
+/// Returns the identity of a file, as records state it. Omits the device number, which changes when disks are
+/// remounted.
 pub(super) fn mark(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
 }

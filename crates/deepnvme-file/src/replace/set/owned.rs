@@ -54,7 +54,7 @@ impl Owned {
         Ok(Some(Self { members, replaced, foreign }))
     }
 
-    /// The `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
+    /// Returns the `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
     pub(super) fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
         let all = self.members.iter().cloned().chain(lingering(&self.replaced));
         all.map(|(path, stated)| (recorded_path(&path, index), stated)).collect()
