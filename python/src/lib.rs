@@ -83,7 +83,7 @@ mod _deepnvme {
         pinned::_pinned_capsule,
         probe::{BackendProbe, Probe},
         reader::FileReader,
-        replace::{_remove_stale, _retire_set, PrivateFolder, SetReplacement},
+        replace::{_remove_leftovers, _retire_set, PrivateFolder, SetReplacement},
         settings::_parse_bytes,
         stats::Stats,
         streaming::{

@@ -14,11 +14,11 @@ use crate::threads::UntilTaken;
 /// Remove leftovers of killed writers of ``path``. Removes only unlocked private files and folders whose names prove
 /// that they are ours.
 #[pyfunction]
-pub(crate) fn _remove_stale(path: &Bound<'_, PyAny>) -> PyResult<()> {
+pub(crate) fn _remove_leftovers(path: &Bound<'_, PyAny>) -> PyResult<()> {
     let target = file_name(path)?;
     path.py().detach(|| {
-        replace::remove_stale(&target);
-        replace::remove_stale_folders(&target);
+        replace::remove_leftovers(&target);
+        replace::remove_leftover_folders(&target);
     });
     Ok(())
 }

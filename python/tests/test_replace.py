@@ -169,7 +169,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 3, "a folder, a member, and the list of it"
-    _deepnvme._remove_stale(tmp_path / "new")
+    _deepnvme._remove_leftovers(tmp_path / "new")
     save(tmp_path, "next")
     assert sorted(content(tmp_path)) == sorted(path.name for path in tmp_path.iterdir())
     assert len(content(tmp_path)) == 3

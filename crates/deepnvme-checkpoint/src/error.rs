@@ -1,5 +1,6 @@
 //! The errors of this crate.
 
+use std::fmt::{self, Display, Formatter};
 use std::path::PathBuf;
 
 use deepnvme_io::display;
@@ -23,24 +24,31 @@ pub enum Error {
     },
     /// The data differs from the saved data.
     #[error(
-        "{}: the bytes of {} at offset {offset} are not those that were saved ({bytes} bytes, {checksums}); \
-             restore the file from a copy, or load it with verify='off' to have what is there",
-        display::path(path),
-        damaged_names(name, tensors)
+        "{}: the bytes of {part} at offset {offset} are not those that were saved ({bytes} bytes, {detail}); \
+             restore the file from a copy, or load it with verify='off' to read it as it is",
+        display::path(path)
     )]
     Damaged {
         /// The file.
         path: PathBuf,
-        /// The record or tensor.
-        name: String,
-        /// The tensors in a record of an archive, where they are known.
-        tensors: Vec<String>,
+        /// The damaged part.
+        part: DamagedPart,
         /// Offset of the damaged range.
         offset: u64,
         /// Size of the damaged range.
         bytes: u64,
-        /// The checksums that differ.
-        checksums: &'static str,
+        /// How the damage was noticed.
+        detail: &'static str,
+    },
+    /// A file differs from the one that an index lists.
+    #[error(
+        "{}: this is not the file that its index lists: the size or the checksum of its header differs; restore both from \
+         the same copy",
+        display::path(path)
+    )]
+    NotListed {
+        /// The file.
+        path: PathBuf,
     },
     /// The file list of a checkpoint differs from the saved one.
     #[error(
@@ -55,9 +63,10 @@ pub enum Error {
         /// The list.
         path: PathBuf,
     },
-    /// A record's header has another length than the archive's directory implies. Read all headers first.
+    /// A record's header is not as long as the archive's directory implies. The caller must read all headers and try
+    /// again.
     #[error("{}: the header of {name:?} has an unusual length", display::path(path))]
-    Moved {
+    HeaderLength {
         /// The file.
         path: PathBuf,
         /// The record.
@@ -70,7 +79,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// Full verification was requested, but the file contains no checksums.
-    #[error("{}: {}; files that deepnvme saves have them, for this one use verify='sample'", display::path(path),
+    #[error("{}: {}; files saved by deepnvme have them. For this one, use verify='sample'", display::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
             else { "the file has no checksums" })]
     NoChecksums {
@@ -92,7 +101,7 @@ pub enum Error {
     },
     /// The manifest of a folder is damaged.
     #[error(
-        "{}: this is not a manifest of checkpoints ({detail}); move it away, and name a checkpoint's file",
+        "{}: this is not a manifest of checkpoints ({detail}); move it away, and load a checkpoint by its file name",
         display::path(path)
     )]
     Manifest {
@@ -109,13 +118,39 @@ pub enum Error {
     Interrupted,
 }
 
-/// Names the tensors of a record, or the record.
-fn damaged_names(record: &str, tensors: &[String]) -> String {
-    match tensors {
-        [] => format!("{record:?}"),
-        [one] => format!("{one:?} (record {record:?})"),
-        [first, other] => format!("{first:?} and {other:?} (record {record:?})"),
-        [first, others @ ..] => format!("{first:?} and {} more tensors (record {record:?})", others.len()),
+/// The damaged part of a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DamagedPart {
+    /// A record or tensor.
+    Record {
+        /// Its name.
+        name: String,
+        /// The tensors in a record of an archive, where they are known.
+        tensors: Vec<String>,
+    },
+    /// A part that has no name in the file, such as the header.
+    Unnamed(&'static str),
+}
+
+impl DamagedPart {
+    /// Creates the description of a record or tensor whose tensors are unknown.
+    pub(crate) fn record(name: impl Into<String>) -> Self {
+        Self::Record { name: name.into(), tensors: Vec::new() }
+    }
+}
+
+impl Display for DamagedPart {
+    fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {
+        let (name, tensors) = match self {
+            Self::Record { name, tensors } => (name, tensors),
+            Self::Unnamed(description) => return out.write_str(description),
+        };
+        match tensors.as_slice() {
+            [] => write!(out, "{name:?}"),
+            [one] => write!(out, "{one:?} (record {name:?})"),
+            [first, other] => write!(out, "{first:?} and {other:?} (record {name:?})"),
+            [first, others @ ..] => write!(out, "{first:?} and {} more tensors (record {name:?})", others.len()),
+        }
     }
 }
 

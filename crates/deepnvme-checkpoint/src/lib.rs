@@ -8,7 +8,7 @@
 //! Reading: `read::open` parses the metadata of a file, and `read::load_buffer` decides which byte ranges to mirror in
 //! memory. The engine reads them directly, and `read::verify` compares the data with the checksums.
 //!
-//! `history` manages a folder of checkpoints: which of them count, the writer's lock, and retention.
+//! `history` manages a folder of checkpoints: which of them are current, the writer's lock, and retention.
 //!
 //! `convert` plans the new file and reads each record from the old file when it is due.
 //!
@@ -26,7 +26,7 @@
 //! # let (path, archive) = (folder.path().join("model.safetensors"), folder.path().join("model.pt"));
 //! let engine = Arc::new(Engine::new(Config::default())?);
 //! let spec = TensorSpec { name: "weight".into(), dtype: Dtype::F32, shape: vec![2, 3] };
-//! let weight = Tensor { spec, bytes: Region::from_vec((0..24).collect()).into() };
+//! let weight = Tensor { spec, data: Region::from_vec((0..24).collect()).into() };
 //! let save = Save::safetensors(&path, vec![weight], Vec::new(), SaveOptions::default())?;
 //! save.run(Arc::clone(&engine), &Target::from(&path), Arc::new(Progress::default()))?;
 //!
@@ -50,7 +50,7 @@ mod work_queue;
 pub mod write;
 
 pub use convert::{Conversion, convert};
-pub use error::{Error, Result};
+pub use error::{DamagedPart, Error, Result};
 pub use progress::Progress;
 pub use stoppable::until_stopped;
 pub use summed::{NamedRange, crc64_of};

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex};
+use crate::sync::{AtomicBool, AtomicU64, Condvar, Mutex, lock};
 use deepnvme_io::mem::sync::ignore_poison;
 
 /// Shared between the worker and the observer.
@@ -18,7 +18,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Bytes moved so far, and the expected total.
+    /// Returns the bytes moved so far, and the expected total.
     #[must_use]
     pub fn bytes(&self) -> (u64, u64) {
         (self.bytes_done.load(Ordering::Relaxed), self.bytes_total.load(Ordering::Relaxed))
@@ -39,14 +39,14 @@ impl Progress {
     /// change.
     #[must_use]
     pub fn wait_filled(&self, timeout: Duration) -> bool {
-        let is_filled = ignore_poison(self.is_filled.lock());
+        let is_filled = lock(&self.is_filled);
         let waited = self.filled.wait_timeout_while(is_filled, timeout, |is_filled| !*is_filled);
         *ignore_poison(waited).0
     }
 
     /// Marks the memory as no longer read. If a save fails before its last pieces, its caller does this.
     pub fn mark_filled(&self) {
-        *ignore_poison(self.is_filled.lock()) = true;
+        *lock(&self.is_filled) = true;
         self.filled.notify_all();
     }
 

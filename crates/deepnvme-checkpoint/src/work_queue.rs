@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
 use crate::error::{Error, Result};
-use crate::sync::{AtomicBool, AtomicUsize, Mutex, thread};
+use crate::sync::{AtomicBool, AtomicUsize, Mutex, lock, thread};
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::start_thread;
 
@@ -45,7 +45,7 @@ pub(crate) fn for_each<T: Sync, S>(
             let done = catch_unwind(AssertUnwindSafe(|| work(&mut scratch, item)));
             if let Err(error) = done.unwrap_or_else(|panic| Err(panicked(&*panic))) {
                 is_over.store(true, Ordering::Relaxed);
-                ignore_poison(failed.lock()).get_or_insert(error);
+                lock(&failed).get_or_insert(error);
                 return;
             }
         }

@@ -159,7 +159,7 @@ fn a_stopped_load_reads_only_the_blocks_that_have_begun() {
     let slow = FaultPlan { seed: 7, slow: 1000, slow_max: Duration::from_millis(50), ..FaultPlan::default() };
     let (engine, _) = faulty_with(Config { workers: 1, queue_depth: 2, ..Config::default() }, slow);
     let reader = Arc::new(Reader::open(&engine, &Target::from(&path)).unwrap());
-    let mut loading = reader.begin(&engine);
+    let mut loading = reader.empty_load(&engine);
     for buffer in (0..RECORDS).flat_map(|record| reader.load_buffers(&[record])) {
         let target = RegionMut::from_vec(vec![0; buffer.bytes as usize]);
         loading.add(&engine, vec![(buffer, target)]).unwrap();

@@ -46,7 +46,7 @@ fn run(save: Save, engine: &Arc<Engine>, path: &Path) -> Result<(), Error> {
 fn plan(engine: &Engine, path: &Path, plain: &[Vec<u8>], memories: &[Option<GpuMemory>]) -> Save {
     let tensor = |(index, bytes): (usize, &Vec<u8>)| Tensor {
         spec: TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] },
-        bytes: origin(engine, bytes, memories[index].as_ref()),
+        data: origin(engine, bytes, memories[index].as_ref()),
     };
     Save::safetensors(path, plain.iter().enumerate().map(tensor).collect(), Vec::new(), SaveOptions::default()).unwrap()
 }
@@ -66,13 +66,13 @@ fn the_file_is_the_same() {
     std::fs::create_dir(folder.path().join("y")).unwrap();
     let record = |(index, bytes): (usize, &Vec<u8>)| Record {
         name: format!("data/{index}"),
-        bytes: origin(&engine, bytes, memories[index].as_ref()),
+        data: origin(&engine, bytes, memories[index].as_ref()),
     };
     let records: Vec<Record> = plain.iter().enumerate().map(record).collect();
     run(Save::archive(&ours, records, SaveOptions::default()).unwrap(), &engine, &ours).unwrap();
     let record = |(index, bytes): (usize, &Vec<u8>)| Record {
         name: format!("data/{index}"),
-        bytes: Region::from_vec(bytes.clone()).into(),
+        data: Region::from_vec(bytes.clone()).into(),
     };
     let records: Vec<Record> = plain.iter().enumerate().map(record).collect();
     run(Save::archive(&other, records, SaveOptions::default()).unwrap(), &engine, &other).unwrap();
@@ -80,13 +80,13 @@ fn the_file_is_the_same() {
 }
 
 #[test]
-fn signs_are_inverted_on_the_way_from_a_gpu_and_from_host_memory() {
+fn signs_are_flipped_on_the_way_from_a_gpu_and_from_host_memory() {
     let (gpu, folder, engine) = set_up();
     let (path, bytes) = (folder.path().join("a.safetensors"), (5 << 20) + 8);
     let (plain, memory) = (pattern(3, bytes), gpu.memory(0, bytes, 3));
     let tensor = |name: &str, memory, signs| Tensor {
         spec: TensorSpec { name: name.into(), dtype: Dtype::Complex64, shape: vec![bytes as u64 / 8] },
-        bytes: origin(&engine, &plain, memory).with_signs(Dtype::Complex64, signs).unwrap(),
+        data: origin(&engine, &plain, memory).with_signs(Dtype::Complex64, signs).unwrap(),
     };
     let (conj, neg) = (Signs { is_conj: true, is_neg: false }, Signs { is_conj: false, is_neg: true });
     let tensors = vec![
@@ -97,12 +97,12 @@ fn signs_are_inverted_on_the_way_from_a_gpu_and_from_host_memory() {
     ];
     run(Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default()).unwrap(), &engine, &path).unwrap();
 
-    let inverted = |numbers: usize| {
+    let flipped = |numbers: usize| {
         let sign =
             |(at, byte): (usize, &u8)| if at % 8 == 7 || at % 8 + numbers * 4 == 7 { byte ^ 0x80 } else { *byte };
         plain.iter().enumerate().map(sign).collect::<Vec<u8>>()
     };
-    let (conj, neg) = (inverted(0), inverted(1));
+    let (conj, neg) = (flipped(0), flipped(1));
     let file = std::fs::read(&path).unwrap();
     assert!(file[file.len() - 4 * bytes..] == [&conj[..], &conj, &neg, &neg].concat());
     Reader::open(&engine, &Target::from(path.as_path())).unwrap().verify_all(&engine, &Progress::default()).unwrap();
@@ -117,7 +117,7 @@ fn a_save_waits_for_the_streams_and_copies_no_tensor_as_a_whole() {
     gpu.fill(stream, &memory, 2, 50_000);
     let tensor = Tensor {
         spec: TensorSpec { name: "t".into(), dtype: Dtype::U8, shape: vec![5 << 20] },
-        bytes: DataSource::memory(&engine, memory.region().after(stream)),
+        data: DataSource::memory(&engine, memory.region().after(stream)),
     };
     let save = Save::safetensors(&path, vec![tensor], Vec::new(), SaveOptions::default()).unwrap();
     // Work launched after the save was planned is not waited for. It must not touch the tensor, as on the CPU.

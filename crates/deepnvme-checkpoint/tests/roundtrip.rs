@@ -7,9 +7,9 @@ mod common;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_checkpoint::read::{Contents, Reader, Verify};
+use deepnvme_checkpoint::read::{FileMetadata, Reader, Verify};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Saved, Staging, Tensor};
-use deepnvme_checkpoint::{Error, Progress};
+use deepnvme_checkpoint::{DamagedPart, Error, Progress};
 use deepnvme_file::Target;
 use deepnvme_format::Dtype;
 use deepnvme_format::safetensors::TensorSpec;
@@ -32,7 +32,7 @@ fn load(path: &Path, verify: Verify) -> Result<Vec<(String, Vec<u8>)>, Error> {
     let engine = engine();
     let mut reader = Arc::new(Reader::open(&engine, &Target::from(&path.to_path_buf()))?);
     match arenas_of(&reader, &engine, verify) {
-        Err(Error::Moved { .. }) => {
+        Err(Error::HeaderLength { .. }) => {
             let wanted: Vec<usize> = (0..reader.extents().len()).collect();
             Arc::get_mut(&mut reader).unwrap().resolve(&engine, &wanted)?;
             arenas_of(&reader, &engine, verify)
@@ -126,7 +126,7 @@ fn a_changed_byte_is_found_and_named() {
             save(&path, &storages, SaveOptions { has_checksums, ..SaveOptions::default() }).unwrap();
             let engine = engine();
             let reader = Reader::open(&engine, &Target::from(&path)).unwrap();
-            let is_archive = matches!(reader.contents(), Contents::Archive { .. });
+            let is_archive = matches!(reader.file_metadata(), FileMetadata::Archive { .. });
             let extent = reader.extents().iter().find(|extent| extent.bytes == 3 << 20).unwrap().clone();
             let mut bytes = std::fs::read(&path).unwrap();
             let damaged = extent.data_offset as usize + (2 << 20) + 17;
@@ -134,7 +134,7 @@ fn a_changed_byte_is_found_and_named() {
             std::fs::write(&path, &bytes).unwrap();
             load(&path, Verify::Off).unwrap();
             match load(&path, Verify::Full) {
-                Err(Error::Damaged { name, offset, bytes, .. }) => {
+                Err(Error::Damaged { part: DamagedPart::Record { name, .. }, offset, bytes, .. }) => {
                     assert_eq!(name, extent.name);
                     let (offset, bytes) = (offset as usize, bytes as usize);
                     assert!((offset..offset + bytes).contains(&damaged));
@@ -158,7 +158,7 @@ fn an_interrupted_save_leaves_the_old_file() {
     let before = std::fs::read(&path).unwrap();
     let tensor = Tensor {
         spec: TensorSpec { name: "x".into(), dtype: Dtype::U8, shape: vec![5 << 20] },
-        bytes: Region::from_vec(random(5 << 20, 2)).into(),
+        data: Region::from_vec(random(5 << 20, 2)).into(),
     };
     let progress = Progress::default();
     progress.stop();

@@ -65,7 +65,7 @@ proptest! {
         std::fs::remove_file(&path).unwrap();
 
         let bytes = save().bytes();
-        prop_assert_eq!(save().fingerprint(), save().fingerprint());
+        prop_assert_eq!(save().layout_crc64(), save().layout_crc64());
         let mut borders: Vec<u64> = cuts.iter().map(|cut| cut * 4096).filter(|cut| *cut < bytes).collect();
         borders.extend([0, bytes]);
         borders.sort_unstable();
@@ -116,14 +116,14 @@ fn part_files_are_a_stripe_set() {
 }
 
 #[test]
-fn other_states_have_other_fingerprints_and_sums_that_do_not_fit_are_refused() {
+fn other_states_have_other_layouts_and_sums_that_do_not_fit_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.pt");
     let save = |sizes: &[usize]| {
         let storages: Vec<Vec<u8>> = sizes.iter().map(|bytes| random(*bytes, *bytes as u64)).collect();
         plan_archive(&path, &storages, SaveOptions::default())
     };
-    assert_ne!(save(&[1 << 20, 5]).fingerprint(), save(&[1 << 20, 6]).fingerprint());
+    assert_ne!(save(&[1 << 20, 5]).layout_crc64(), save(&[1 << 20, 6]).layout_crc64());
     let whole = save(&[8 << 20]);
     let bytes = whole.bytes();
     let (replacement, file) = create(&engine(), &Target::from(&path), bytes).unwrap();

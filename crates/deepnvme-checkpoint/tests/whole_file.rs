@@ -40,7 +40,7 @@ fn load(engine: &Engine, reader: &Arc<Reader>, verify: Verify) -> Result<()> {
 fn tensor(name: &str, dtype: Dtype, shape: &[u64]) -> Tensor {
     let bytes = shape.iter().product::<u64>() * dtype.bytes();
     let spec = TensorSpec { name: name.into(), dtype, shape: shape.to_vec() };
-    Tensor { spec, bytes: Region::from_vec(random(bytes as usize, bytes)).into() }
+    Tensor { spec, data: Region::from_vec(random(bytes as usize, bytes)).into() }
 }
 
 fn save(folder: &Path, name: &str, plan: impl FnOnce(&Path) -> Save) -> PathBuf {
@@ -252,7 +252,7 @@ fn no_memory_is_asked_for_an_index_that_a_sparse_file_claims() {
     file.write_all_at(&tail, directory as u64 + far).unwrap();
     let reader = Reader::open(&engine, &Target::from(&path)).unwrap();
     // Its checksums were made for a file of another length.
-    assert!(reader.check().is_err());
+    assert!(reader.check_metadata().is_err());
     let refused = reader.index_crc64(&engine).unwrap_err();
     assert!(refused.to_string().contains("at the most"), "{refused}");
 }

@@ -16,19 +16,19 @@ pub struct AlignedRange {
 }
 
 impl AlignedRange {
-    /// The range of `bytes` bytes from `start` on.
+    /// Returns the range of `bytes` bytes from `start` on.
     #[must_use]
     pub const fn new(start: u64, bytes: usize) -> Self {
         Self { start, bytes }
     }
 
-    /// The offset in the file of the page where the range begins.
+    /// Returns the offset in the file of the page where the range begins.
     #[must_use]
     pub fn page_start(self) -> u64 {
         self.start - self.start % PAGE_BYTES
     }
 
-    /// The range within the buffer.
+    /// Returns the range within the buffer.
     #[must_use]
     pub fn in_buffer(self) -> Range<usize> {
         let lead = (self.start % PAGE_BYTES) as usize;

@@ -22,7 +22,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The path for error messages: the file, or the manifest of the set.
+    /// Returns the path for error messages: the file, or the manifest of the set.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         match self {
@@ -31,7 +31,7 @@ impl Target {
         }
     }
 
-    /// The same target by absolute paths, which stay valid when the process changes its folder.
+    /// Returns the same target by absolute paths, which stay valid when the process changes its folder.
     #[must_use]
     pub fn absolute(&self) -> Self {
         match self {
@@ -40,7 +40,7 @@ impl Target {
         }
     }
 
-    /// The files that [`open()`](crate::open()) uses now: those of a set's manifest, if it has one.
+    /// Returns the files that [`open()`](crate::open()) uses now: those of a set's manifest, if it has one.
     ///
     /// # Errors
     /// If the manifest is damaged or cannot be read.

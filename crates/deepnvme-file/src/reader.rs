@@ -71,7 +71,7 @@ impl FileReader {
         })
     }
 
-    /// Length of the file when it was opened.
+    /// Returns the length of the file when it was opened.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.file_bytes

@@ -85,19 +85,19 @@ impl StripeSet {
         Ok(Self { parts, stripe_bytes, manifest: None })
     }
 
-    /// The part files, in order.
+    /// Returns the part files, in order.
     #[must_use]
     pub fn parts(&self) -> &[PathBuf] {
         &self.parts
     }
 
-    /// The stripe size.
+    /// Returns the stripe size.
     #[must_use]
     pub fn stripe_bytes(&self) -> u64 {
         self.stripe_bytes
     }
 
-    /// The mapping from bytes to parts.
+    /// Returns the mapping from bytes to parts.
     #[must_use]
     pub fn layout(&self) -> StripeLayout {
         match self.parts.len() {
@@ -106,20 +106,20 @@ impl StripeSet {
         }
     }
 
-    /// The path of the manifest: the one that the set was read from, or next to the first part.
+    /// Returns the path of the manifest: the one that the set was read from, or next to the first part.
     #[must_use]
     pub fn manifest_path(&self) -> PathBuf {
         self.manifest.clone().unwrap_or_else(|| self.default_manifest())
     }
 
-    /// The same parts as listed by that manifest.
+    /// Returns the same parts as listed by that manifest.
     #[must_use]
     pub fn listed_by(mut self, manifest: PathBuf) -> Self {
         self.manifest = (manifest != self.default_manifest()).then_some(manifest);
         self
     }
 
-    /// Whether the parts have the names that the caller gave, and not those of a replacement.
+    /// Returns whether the parts have the names that the caller gave, and not those of a replacement.
     pub(crate) fn is_named_by_caller(&self) -> bool {
         self.manifest.is_none()
     }
@@ -197,15 +197,15 @@ impl StripeSet {
         set::write_checksum(&text).map_err(|error| invalid(error.to_string()))
     }
 
-    /// The same parts by absolute paths, which stay valid when the process changes its folder.
+    /// Returns the same parts by absolute paths, which stay valid when the process changes its folder.
     pub(crate) fn absolute(&self) -> Self {
         let parts = self.parts.iter().map(|part| std::path::absolute(part).unwrap_or_else(|_| part.clone()));
         let manifest = self.manifest.as_deref().map(|path| std::path::absolute(path).unwrap_or_else(|_| path.into()));
         Self { parts: parts.collect(), stripe_bytes: self.stripe_bytes, manifest }
     }
 
-    /// The same parts as a manifest names them: by file name in its folder, else by absolute paths. So a folder that is
-    /// copied or moved with its manifest does not lead back to the parts of the original.
+    /// Returns the same parts as a manifest names them: by file name in its folder, else by absolute paths. So a folder
+    /// that is copied or moved with its manifest does not lead back to the parts of the original.
     pub(crate) fn recorded(&self, manifest: &Path) -> Self {
         let Self { mut parts, stripe_bytes, .. } = self.absolute();
         let manifest = std::path::absolute(manifest).unwrap_or_else(|_| manifest.to_path_buf());

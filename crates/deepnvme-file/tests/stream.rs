@@ -84,17 +84,17 @@ fn permissions_and_links_survive_a_replacement() {
 }
 
 #[test]
-fn a_stale_temporary_is_removed_and_a_living_one_is_not() {
+fn a_leftover_is_removed_and_a_living_one_is_not() {
     let (engine, folder) = (engine(), tempfile::tempdir().unwrap());
     let path = folder.path().join("file");
     let target = Target::from(&path);
     // As a killed process leaves it: named and unlocked.
-    let stale = Temporary::new(&path).unwrap();
-    deepnvme_io::fs::unlock(stale.file()).unwrap();
-    std::mem::forget(stale);
+    let leftover = Temporary::new(&path).unwrap();
+    deepnvme_io::fs::unlock(leftover.file()).unwrap();
+    std::mem::forget(leftover);
     let mut living = FileWriter::create(Arc::clone(&engine), &target, Durability::None).unwrap();
     living.write(b"living").unwrap();
-    assert_eq!(names(folder.path()).len(), 1, "the stale one is gone");
+    assert_eq!(names(folder.path()).len(), 1, "the leftover is gone");
     write(&engine, &target, &[b"other"], Durability::None);
     assert_eq!(names(folder.path()).len(), 2);
     living.commit().unwrap();

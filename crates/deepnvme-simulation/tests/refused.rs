@@ -13,11 +13,8 @@ use deepnvme_checkpoint::history::{
     self, History, Holder, LOCK, MANIFEST, ManifestEntry, PARTS_LIST, Part, SHARDS_LIST,
 };
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
-use deepnvme_file::Target;
-use deepnvme_file::{
-    Replacement,
-    replace::{Member, PrivateFolder, SetReplacement, UNPROVEN_MARK, retire_set},
-};
+use deepnvme_file::replace::{Member, PrivateFolder, SetReplacement, UNPROVEN_MARK, retire_set};
+use deepnvme_file::{Replacement, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::checksums_of;
 use deepnvme_format::safetensors::TensorSpec;
@@ -80,11 +77,8 @@ fn with_each_refused<T: 'static>(
                     context.world.stop_faults();
                     after(context, state);
                 });
-                assert!(
-                    report.failures.is_empty(),
-                    "unnamed {has_unnamed}, {count} from {from}: {:#?}",
-                    report.failures
-                );
+                let failures = report.failures;
+                assert!(failures.is_empty(), "unnamed {has_unnamed}, {count} from {from}: {failures:#?}");
                 if from > calls.load(Ordering::Relaxed) {
                     assert!(from > calls_min, "only {from} calls");
                     break;
@@ -241,7 +235,7 @@ fn a_set_that_a_power_cut_brings_back_is_whole() {
 }
 
 fn save(history: &History, step: u64, text: &str) -> deepnvme_checkpoint::Result<()> {
-    history.claim(&Holder::new("a test".into(), "token".into()), true)?;
+    history.claim(&Holder::new("a test".into(), "group".into()), true)?;
     let name = history.reserve(step, ".pt", &[])?;
     let saved = (|| {
         let new = Replacement::new(&Target::Path(history.folder().join(&name)))?;
@@ -277,7 +271,7 @@ fn crc64(text: &str) -> String {
 
 /// Saves a checkpoint of one part and its list.
 fn save_part(history: &History, step: u64, text: &str) {
-    history.claim(&Holder::new("a test".into(), "token".into()), true).unwrap();
+    history.claim(&Holder::new("a test".into(), "group".into()), true).unwrap();
     let list = history.reserve(step, &format!(".pt{PARTS_LIST}"), &[]).unwrap();
     let file = format!("{}.part-00-of-01", list.strip_suffix(PARTS_LIST).unwrap());
     write(&history.folder().join(&file), text, true).unwrap();
@@ -290,7 +284,7 @@ fn save_part(history: &History, step: u64, text: &str) {
 /// Saves a checkpoint of one shard in a folder.
 fn save_shard(history: &History, step: u64, text: &str) {
     const SHARD: &str = "shard-00000-0123456789abcdef.safetensors";
-    history.claim(&Holder::new("a test".into(), "token".into()), true).unwrap();
+    history.claim(&Holder::new("a test".into(), "group".into()), true).unwrap();
     let name = history.reserve(step, "", &[]).unwrap();
     let folder = history.folder().join(&name);
     fs::make_folder(&folder, 0o700).unwrap();
@@ -323,7 +317,7 @@ fn a_checkpoint_that_a_power_cut_brings_back_is_there() {
     // The next process settles the folder before it saves.
     let second = || {
         let history = History::new(FOLDER.into(), Some(1), true);
-        if history.claim(&Holder::new("a test".into(), "token".into()), true).is_ok() {
+        if history.claim(&Holder::new("a test".into(), "group".into()), true).is_ok() {
             history.settle();
         }
     };
@@ -361,6 +355,28 @@ fn a_checkpoint_that_may_count_is_never_removed_by_the_next_save() {
         assert!(left.iter().all(is_known), "{left:?}");
     };
     with_each_refused(before, work, after, 20);
+}
+
+/// A claim that fails holds no lock, so the next one cleans up.
+#[test]
+fn a_claim_after_a_failed_one_removes_leftovers() {
+    let before = |context: &Context| {
+        let folder = history::PrivateFolder::new(Path::new(FOLDER), "step-00000001").unwrap();
+        context.world.fail_calls(0..u64::MAX);
+        drop(folder);
+        context.world.stop_faults();
+        History::new(FOLDER.into(), Some(1), true)
+    };
+    let work = |_: &Context, history: &mut History| {
+        let claimed = history.claim(&Holder::new("a test".into(), "group".into()), true);
+        assert_eq!(history.is_claimed(), claimed.is_ok());
+    };
+    let after = |_: &Context, history: History| {
+        let is_claimed = history.is_claimed();
+        in_process(1, || save(&history, 2, "new")).unwrap();
+        assert!(is_claimed || !names().iter().any(|name| name.starts_with(".step-00000001")));
+    };
+    with_each_refused(before, work, after, 8);
 }
 
 /// A file that cannot be read for a moment is not somebody else's.
@@ -414,7 +430,7 @@ fn what_others_put_into_the_folder_of_a_killed_save_stays() {
             context.world.stop_faults();
             assert!(fs::entries(&path).unwrap().len() > foreign, "the killed save left something");
             let history = History::new(FOLDER.into(), Some(1), true);
-            in_process(2, || history.claim(&Holder::new("a test".into(), "token".into()), true).map(drop).unwrap());
+            in_process(2, || history.claim(&Holder::new("a test".into(), "group".into()), true).map(drop).unwrap());
             let mut left: Vec<_> = fs::entries(&path).unwrap_or_default();
             left.sort();
             let mut expected: Vec<_> = FOREIGN[..foreign].to_vec();
@@ -437,7 +453,7 @@ fn a_save_whose_writes_fail_ends() {
             let outcome = in_process(1, || {
                 let path = Path::new(FOLDER).join("model.safetensors");
                 let spec = TensorSpec { name: "t".into(), dtype: Dtype::U8, shape: vec![400_000] };
-                let tensor = Tensor { spec, bytes: Region::from_vec(vec![7; 400_000]).into() };
+                let tensor = Tensor { spec, data: Region::from_vec(vec![7; 400_000]).into() };
                 let options = SaveOptions { staging: Staging::new(1).ok(), ..SaveOptions::default() };
                 let save = Save::safetensors(&path, vec![tensor], Vec::new(), options).unwrap();
                 save.run(context.engine(1).unwrap(), &Target::Path(path), Arc::default())

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_checkpoint::read::{Contents, Reader};
+use deepnvme_checkpoint::read::{FileMetadata, Reader};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
@@ -62,7 +62,7 @@ impl Model {
         model.tensors.insert("model.nothing".into(), (Dtype::F32, vec![0, 3], Vec::new()));
         for (name, (dtype, shape, bytes)) in &model.tensors {
             let spec = TensorSpec { name: name.clone(), dtype: *dtype, shape: shape.clone() };
-            shards[random.usize(0..2)].push(Tensor { spec, bytes: Region::from_vec(bytes.clone()).into() });
+            shards[random.usize(0..2)].push(Tensor { spec, data: Region::from_vec(bytes.clone()).into() });
         }
         let mut index = HashMap::new();
         for (number, shard) in shards.into_iter().enumerate() {
@@ -106,7 +106,7 @@ fn set_up(seed: u64) -> (Arc<Engine>, Model, tempfile::TempDir) {
 /// Saves one tensor, `h.0.weight`, as a model.
 fn save_tensor(engine: &Arc<Engine>, path: &Path, shape: &[u64], bytes: Vec<u8>, options: SaveOptions) {
     let spec = TensorSpec { name: "h.0.weight".into(), dtype: Dtype::F32, shape: shape.to_vec() };
-    let tensors = vec![Tensor { spec, bytes: Region::from_vec(bytes).into() }];
+    let tensors = vec![Tensor { spec, data: Region::from_vec(bytes).into() }];
     let save = Save::safetensors(path, tensors, Vec::new(), options).unwrap();
     save.run(Arc::clone(engine), &Target::from(path), Arc::default()).unwrap();
 }
@@ -132,7 +132,7 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
     let mut reader = Reader::open(engine, target).unwrap();
     assert!(reader.has_checksums(), "the new file has checksums");
     reader.verify_all(engine, &Progress::default()).unwrap();
-    let Contents::Safetensors { header } = reader.contents() else { panic!("it is a safetensors file") };
+    let FileMetadata::Safetensors { header } = reader.file_metadata() else { panic!("it is a safetensors file") };
     let mut found = HashMap::new();
     for tensor in &header.tensors {
         let bytes = bytes_of(engine, &reader, tensor);

@@ -2,13 +2,13 @@
 //!
 //! They have no names if the file system supports `O_TMPFILE`; otherwise they are created and unlinked immediately.
 //! With `is_named`, a file is a [`Temporary`]: locked (`flock`) while its process lives, with a name that states its
-//! inode. Only such files that no process has locked are removed as stale.
+//! inode. Only such files that no process has locked are removed.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use deepnvme_file::{Temporary, replace::remove_stale};
+use deepnvme_file::{Temporary, replace::remove_leftovers};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::{Access, DirectMode, DirectState, Error as IoError, TensorFile};
@@ -37,7 +37,7 @@ pub(crate) struct SwapFiles {
 }
 
 impl SwapFiles {
-    /// Creates a file in each folder, striped if there are several. Removes stale files of crashed processes.
+    /// Creates a file in each folder, striped if there are several. Removes leftovers of crashed processes.
     pub(crate) fn new(folders: &[PathBuf], stripe_bytes: u64, is_named: bool, direct: DirectMode) -> Result<Self> {
         if folders.is_empty() {
             return Err(Error::Invalid("a swapper needs at least one folder".into()));
@@ -46,7 +46,7 @@ impl SwapFiles {
         // Named files are deleted at the end, when the working directory may be another one.
         let absolute = |folder: &PathBuf| std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
         for folder in &folders.iter().map(absolute).collect::<Vec<_>>() {
-            remove_stale(&folder.join(STEM));
+            remove_leftovers(&folder.join(STEM));
             parts.push(create(folder, is_named)?);
         }
         let fds: Vec<(BorrowedFd<'_>, &Path)> =
@@ -207,18 +207,18 @@ mod tests {
     #[test]
     fn unlocked_files_of_dead_processes_are_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let (stale, locked) = (left_behind(folder.path()), left_behind(folder.path()));
+        let (leftover, locked) = (left_behind(folder.path()), left_behind(folder.path()));
         let holder = File::open(&locked).unwrap();
         flock(&holder, FlockOperation::LockExclusive).unwrap();
         let _files = files(folder.path(), false);
-        assert!(!stale.exists() && locked.exists());
+        assert!(!leftover.exists() && locked.exists());
     }
 
     #[test]
     fn foreign_files_stay_whatever_their_names() {
         let folder = tempfile::tempdir().unwrap();
-        let stale = left_behind(folder.path());
-        let copy = stale.with_file_name(stale.file_name().unwrap().to_str().unwrap().replace("cdef", "cdee"));
+        let leftover = left_behind(folder.path());
+        let copy = leftover.with_file_name(leftover.file_name().unwrap().to_str().unwrap().replace("cdef", "cdee"));
         let foreign = ["1-0", "1-0123456789abcdef", "unnamed", "file.deepnvme-tmp-1-0-0123456789abcdef"];
         let foreign = foreign.map(|name| folder.path().join(format!("{NAME_PREFIX}{name}")));
         for path in foreign.iter().chain([&copy]) {
@@ -228,7 +228,7 @@ mod tests {
         for is_named in [false, true] {
             drop(files(folder.path(), is_named));
         }
-        assert!(!stale.exists());
+        assert!(!leftover.exists());
         assert!(foreign.iter().chain([&copy]).all(|path| std::fs::read(path).unwrap() == b"precious"));
         assert_eq!(names(folder.path()).len(), foreign.len() + 2);
     }

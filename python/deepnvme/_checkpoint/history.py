@@ -140,7 +140,7 @@ class History:
         self._lock(secrets.token_hex(16))
         return self.folder / self._native.reserve(step, suffix, [])
 
-    def _lock(self, token: str) -> str:
+    def _lock(self, group_id: str) -> str:
         """Take the lock.
 
         Returns:
@@ -149,8 +149,8 @@ class History:
         had = self._native.is_claimed
         since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
-        unlisted, is_unlocked = self._native.claim(name, token, self._group.is_leader)
-        if is_unlocked:
+        unlisted, lacks_locks = self._native.claim(name, group_id, self._group.is_leader)
+        if lacks_locks:
             self._warn_once(
                 "", f"{self.folder}: this file system has no locks; make sure that nothing else saves there"
             )
@@ -168,24 +168,24 @@ class History:
         return self._native.text
 
     def prepare_shared(self, step: int) -> tuple[str, str, list[str]]:
-        """Lock the folder, if this process is the leader. Returns its token and manifest, and the names in use here."""
-        token, text = "", ""
+        """Lock the folder, if this process is the leader. Returns its group id, manifest, and names here."""
+        group_id, text = "", ""
         if self._group.is_leader:
-            token = secrets.token_hex(16)
-            text = self._lock(token)
+            group_id = secrets.token_hex(16)
+            text = self._lock(group_id)
         names = self._native.names_of(step) if self._group.is_first_on_host else []
-        return token, text, names
+        return group_id, text, names
 
     def reserve_shared(self, number: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
         """Take over the leader's manifest, and return the name that the leader reserves."""
-        token, text, _ = number[0]
+        group_id, text, _ = number[0]
         if text:
 
             def follow() -> None:
                 if not self._group.is_leader:
                     self._adopt_manifest(text)
                     if self._group.is_first_on_host:
-                        self._lock(token)
+                        self._lock(group_id)
 
             self._group.run_on_all(follow)
             self._settle_shared()

@@ -14,7 +14,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import _find_set, _remove_stale, _retire_set, _SetReplacement
+from deepnvme._deepnvme import _find_set, _remove_leftovers, _retire_set, _SetReplacement
 from deepnvme._utils.kept_files import warn_of_kept
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def save_shards(
     stems = [f"{stem}-{number:05}-of-{len(shards):05}-" for number in range(1, len(shards) + 1)]
     index = _index_of(path)
     # Remains of a killed save of one file. They are next to the target of a symbolic link.
-    _remove_stale(os.path.realpath(path))
+    _remove_leftovers(os.path.realpath(path))
     new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in stems], _RECORD)
     try:
         written = {}

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use deepnvme_checkpoint::read::Contents;
+use deepnvme_checkpoint::read::FileMetadata;
 use deepnvme_format::Dtype;
 use deepnvme_format::state::contiguous_strides;
 
@@ -24,17 +24,17 @@ pub(super) struct FileTensor<'a> {
 
 impl<'a> FileTensor<'a> {
     /// Returns the number of tensors.
-    pub(super) fn count(contents: &Contents) -> usize {
+    pub(super) fn count(contents: &FileMetadata) -> usize {
         match contents {
-            Contents::Archive { state, .. } => state.tensors.len(),
-            Contents::Safetensors { header } => header.tensors.len(),
+            FileMetadata::Archive { state, .. } => state.tensors.len(),
+            FileMetadata::Safetensors { header } => header.tensors.len(),
         }
     }
 
     /// Returns the tensor of a number below [`count`](Self::count).
-    pub(super) fn new(contents: &'a Contents, number: usize) -> Self {
+    pub(super) fn new(contents: &'a FileMetadata, number: usize) -> Self {
         match contents {
-            Contents::Archive { state, .. } => {
+            FileMetadata::Archive { state, .. } => {
                 let tensor = &state.tensors[number];
                 Self {
                     name: &tensor.name,
@@ -47,7 +47,7 @@ impl<'a> FileTensor<'a> {
                     has_plain_signs: tensor.signs.are_plain(),
                 }
             }
-            Contents::Safetensors { header } => {
+            FileMetadata::Safetensors { header } => {
                 let tensor = &header.tensors[number];
                 Self {
                     name: &tensor.name,

@@ -40,7 +40,7 @@ impl PyHistory {
     /// Step and file of the listed checkpoints that the last ``read`` omitted because their files are missing.
     #[getter]
     fn missing(&self) -> Vec<(u64, String)> {
-        self.inner.missing()
+        self.inner.missing().into_iter().map(|missing| (missing.step, missing.file)).collect()
     }
 
     /// The names of unlisted checkpoints.
@@ -62,10 +62,10 @@ impl PyHistory {
 
     /// Take the lock under that name. Returns the names of unlisted checkpoints, and whether the file system lacks
     /// locks.
-    fn claim(&self, py: Python<'_>, name: String, token: String, is_leader: bool) -> PyResult<(Vec<String>, bool)> {
-        let holder = history::Holder::new(name, token);
+    fn claim(&self, py: Python<'_>, name: String, group_id: String, is_leader: bool) -> PyResult<(Vec<String>, bool)> {
+        let holder = history::Holder::new(name, group_id);
         let claimed = py.detach(|| self.inner.claim(&holder, is_leader));
-        claimed.map(|claim| (claim.unlisted, claim.is_unlocked)).map_err(|error| to_exception(py, &error))
+        claimed.map(|claim| (claim.unlisted, claim.lacks_locks)).map_err(|error| to_exception(py, &error))
     }
 
     /// Whether this process holds the lock.

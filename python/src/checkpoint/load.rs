@@ -5,7 +5,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::read::{self, BufferedExtent, Contents, Coverage, LoadBuffer, Reader, Verify};
+use deepnvme_checkpoint::read::{self, BufferedExtent, Coverage, FileMetadata, LoadBuffer, Reader, Verify};
 use deepnvme_format::set;
 use deepnvme_io::display;
 use deepnvme_mem::RegionMut;
@@ -112,9 +112,9 @@ impl CheckpointReader {
     /// ``"torch"`` or ``"safetensors"``.
     #[getter]
     fn format(&self) -> &'static str {
-        match self.reader.contents() {
-            Contents::Archive { .. } => "torch",
-            Contents::Safetensors { .. } => "safetensors",
+        match self.reader.file_metadata() {
+            FileMetadata::Archive { .. } => "torch",
+            FileMetadata::Safetensors { .. } => "safetensors",
         }
     }
 
@@ -138,11 +138,11 @@ impl CheckpointReader {
     /// index, as a list states them; they are compared if given.
     fn check(&self, py: Python<'_>, fingerprint: Option<(u64, u64)>) -> PyResult<()> {
         let Some((bytes, index_crc64)) = fingerprint else {
-            return self.reader.check().map_err(|error| to_exception(py, &error));
+            return self.reader.check_metadata().map_err(|error| to_exception(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
         let checked = background::run_read_only(py, move || {
-            reader.check()?;
+            reader.check_metadata()?;
             reader.compare_fingerprint(&engine, set::FileFingerprint { bytes, index_crc64 })
         })?;
         checked.map_err(|error| to_exception(py, &error))
@@ -217,9 +217,9 @@ impl CheckpointReader {
 
     #[getter]
     fn metadata(&self) -> Vec<(String, String)> {
-        match self.reader.contents() {
-            Contents::Archive { .. } => Vec::new(),
-            Contents::Safetensors { header } => header.metadata.clone(),
+        match self.reader.file_metadata() {
+            FileMetadata::Archive { .. } => Vec::new(),
+            FileMetadata::Safetensors { header } => header.metadata.clone(),
         }
     }
 
@@ -230,13 +230,13 @@ impl CheckpointReader {
             let FileTensor { name, dtype, shape, strides, storage_offset, storage, .. } = tensor;
             (name.to_owned(), dtype.torch_name(), shape.to_vec(), strides.into_owned(), storage_offset, storage)
         };
-        let count = FileTensor::count(self.reader.contents());
+        let count = FileTensor::count(self.reader.file_metadata());
         match numbers {
-            None => Ok((0..count).map(|number| tuple(FileTensor::new(self.reader.contents(), number))).collect()),
+            None => Ok((0..count).map(|number| tuple(FileTensor::new(self.reader.file_metadata(), number))).collect()),
             Some(numbers) => numbers
                 .into_iter()
                 .map(|number| match number < count {
-                    true => Ok(tuple(FileTensor::new(self.reader.contents(), number))),
+                    true => Ok(tuple(FileTensor::new(self.reader.file_metadata(), number))),
                     false => Err(InvalidArgumentError::new_err(format!(
                         "tensor {number} does not exist: the file has {count}"
                     ))),
@@ -247,15 +247,17 @@ impl CheckpointReader {
 
     /// List the tensors that differ from their storage by sign: number, conjugate, negative.
     fn signs(&self) -> Vec<(usize, bool, bool)> {
-        let Contents::Archive { state, .. } = self.reader.contents() else { return Vec::new() };
+        let FileMetadata::Archive { state, .. } = self.reader.file_metadata() else { return Vec::new() };
         let signed = state.tensors.iter().enumerate().filter(|(_, tensor)| !tensor.signs.are_plain());
         signed.map(|(number, tensor)| (number, tensor.signs.is_conj, tensor.signs.is_neg)).collect()
     }
 
     fn storages(&self) -> Vec<StorageTuple> {
-        let locations: Vec<&str> = match self.reader.contents() {
-            Contents::Archive { state, .. } => state.storages.iter().map(|storage| storage.location.as_str()).collect(),
-            Contents::Safetensors { .. } => vec!["cpu"; self.reader.extents().len()],
+        let locations: Vec<&str> = match self.reader.file_metadata() {
+            FileMetadata::Archive { state, .. } => {
+                state.storages.iter().map(|storage| storage.location.as_str()).collect()
+            }
+            FileMetadata::Safetensors { .. } => vec!["cpu"; self.reader.extents().len()],
         };
         let tuple = |(extent, location): (&read::Extent, &str)| {
             (extent.name.clone(), extent.bytes, location.to_owned(), extent.data_offset)
@@ -279,9 +281,9 @@ impl CheckpointReader {
     /// Whether objects can be built before their bytes are read. True if no call of the file reads tensor bytes.
     #[getter]
     fn is_plain(&self) -> bool {
-        match self.reader.contents() {
-            Contents::Archive { graph, .. } => build::is_plain(graph),
-            Contents::Safetensors { .. } => true,
+        match self.reader.file_metadata() {
+            FileMetadata::Archive { graph, .. } => build::is_plain(graph),
+            FileMetadata::Safetensors { .. } => true,
         }
     }
 
@@ -318,8 +320,8 @@ impl CheckpointReader {
     ) -> PyResult<(DirectReads, Vec<usize>)> {
         let names: Option<HashSet<&str>> = names.as_ref().map(|names| names.iter().map(String::as_str).collect());
         let (mut reads, mut rest, mut met) = (Vec::new(), Vec::new(), HashSet::new());
-        for number in 0..FileTensor::count(self.reader.contents()) {
-            let tensor = FileTensor::new(self.reader.contents(), number);
+        for number in 0..FileTensor::count(self.reader.file_metadata()) {
+            let tensor = FileTensor::new(self.reader.file_metadata(), number);
             let is_wanted = tensor.is_named && names.as_ref().is_none_or(|names| names.contains(tensor.name));
             if met.contains(tensor.name) {
                 rest.push(number);
@@ -354,8 +356,8 @@ impl CheckpointReader {
         storages: &Bound<'py, PyList>,
         wanted: Option<Vec<String>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        match self.reader.contents() {
-            Contents::Archive { graph, state } => {
+        match self.reader.file_metadata() {
+            FileMetadata::Archive { graph, state } => {
                 let build = || build::build(py, graph, state, factory, storages, wanted.as_deref());
                 // If Python cannot allocate an object, PyO3 panics.
                 panic::catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panicked| {
@@ -367,7 +369,7 @@ impl CheckpointReader {
                     }
                 })
             }
-            Contents::Safetensors { .. } => {
+            FileMetadata::Safetensors { .. } => {
                 Err(PyRuntimeError::new_err("a safetensors file contains tensors only, and no objects to build"))
             }
         }
@@ -380,7 +382,7 @@ impl CheckpointReader {
         reads.sort_by_key(|(buffer, _)| buffer.offset);
         let _gc_pause = memory::GcPause::new(py);
         torch::mark_modified(&reads.iter().map(|(_, object)| object.clone()).collect::<Vec<_>>())?;
-        let loading = Loading { inner: Mutex::new(Some(self.reader.begin(&self.engine))) };
+        let loading = Loading { inner: Mutex::new(Some(self.reader.empty_load(&self.engine))) };
         let (mut group, mut group_bytes) = (Vec::new(), 0);
         for (buffer, object) in reads {
             let bytes = buffer.bytes;

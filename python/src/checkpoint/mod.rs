@@ -42,9 +42,9 @@ fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::Format { source: deepnvme_format::Error::Unsupported(_), .. } => "UnsupportedError",
         Error::Format { source: deepnvme_format::Error::Memory { .. }, .. } => "OutOfMemoryError",
         Error::Format { .. } => "CorruptFileError",
-        Error::Damaged { .. } | Error::ChangedList { .. } => "ChecksumError",
+        Error::Damaged { .. } | Error::NotListed { .. } | Error::ChangedList { .. } => "ChecksumError",
         Error::NoChecksums { .. } => "InvalidArgumentError",
-        Error::Moved { .. } => "MovedError",
+        Error::HeaderLength { .. } => "MovedError",
         Error::Panicked(_) | Error::Changed { .. } => "Error",
         Error::Interrupted => "CancelledError",
         Error::Locked { .. } => "LockedError",
@@ -54,9 +54,10 @@ fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
     let place = match error {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
         Error::Format { path, .. } | Error::NoChecksums { path, .. } => Some((path, None)),
-        Error::Moved { path, .. } | Error::Changed { path } => Some((path, None)),
+        Error::HeaderLength { path, .. } | Error::Changed { path } => Some((path, None)),
         Error::Damaged { path, offset, .. } => Some((path, Some(*offset))),
-        Error::Locked { path, .. } | Error::Manifest { path, .. } | Error::ChangedList { path } => Some((path, None)),
+        Error::Locked { path, .. } | Error::Manifest { path, .. } => Some((path, None)),
+        Error::ChangedList { path } | Error::NotListed { path } => Some((path, None)),
         Error::Io(_) | Error::Panicked(_) | Error::Interrupted => None,
     };
     let Some((path, offset)) = place else { return raised };

@@ -64,12 +64,12 @@ pub(crate) fn _plan_archive(
 ) -> PyResult<SavePlan> {
     let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
-    let bytes = |memory| DataSource::memory(&engine, memory);
+    let source = |memory| DataSource::memory(&engine, memory);
     let record =
-        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, bytes: bytes(tensor_memory::source(&object)?) });
+        |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, data: source(tensor_memory::source(&object)?) });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
     for (key, storage) in storages.into_iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), bytes: bytes(tensor_memory::storage(&storage)?) });
+        records.push(Record { name: format!("{STORAGES}{key}"), data: source(tensor_memory::storage(&storage)?) });
     }
     records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
     SavePlan::new(py, path, &engine, options, |target, options| Save::archive(&target.path(), records, options))
@@ -97,8 +97,8 @@ pub(crate) fn _plan_safetensors(
                 format!("{name:?}: safetensors has no torch.{dtype}; save the state as a .pt file, or convert it");
             InvalidArgumentError::new_err(text)
         })?;
-        let bytes = signed_source(&engine, &object, dtype).map_err(|error| named_tensor(py, &name, error))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, bytes })
+        let data = signed_source(&engine, &object, dtype).map_err(|error| named_tensor(py, &name, error))?;
+        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, data })
     };
     let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
     SavePlan::new(py, path, &engine, options, |target, options| {
@@ -167,11 +167,11 @@ impl SavePlan {
         self.nbytes
     }
 
-    /// Fingerprint that is equal in all processes that can write a shard of this file.
+    /// A number that is equal in all processes that can write a shard of this file.
     #[getter]
-    fn fingerprint(&self, py: Python<'_>) -> PyResult<u64> {
-        let fingerprint = self.save.with(py, |save| save.fingerprint());
-        fingerprint.ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))
+    fn layout_crc64(&self, py: Python<'_>) -> PyResult<u64> {
+        let crc64 = self.save.with(py, |save| save.layout_crc64());
+        crc64.ok_or_else(|| PyRuntimeError::new_err("the file is being written already"))
     }
 
     /// Bytes of the shard: written, total.

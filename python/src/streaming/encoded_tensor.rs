@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use deepnvme_checkpoint::read::Contents;
+use deepnvme_checkpoint::read::FileMetadata;
 use deepnvme_codec::Float;
 use deepnvme_stream::pack;
 use deepnvme_stream::{EncodedRange, EncodedTensor, Form};
@@ -36,7 +36,7 @@ pub(crate) fn _packed_tensors(
     file: usize,
 ) -> PyResult<Vec<PackedTuple>> {
     let reader = reader.get().reader();
-    let Contents::Safetensors { header } = reader.contents() else { return Ok(Vec::new()) };
+    let FileMetadata::Safetensors { header } = reader.file_metadata() else { return Ok(Vec::new()) };
     let packed = pack::tensors(header, file);
     let packed = packed.map_err(|error| checkpoint::format_error(py, reader.path(), error))?;
     let tuple = |tensor: pack::PackedTensor| {

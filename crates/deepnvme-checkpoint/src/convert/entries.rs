@@ -10,7 +10,7 @@ use deepnvme_format::state::{
 use deepnvme_io::{Error as IoError, ErrorKind};
 
 use crate::error::Result;
-use crate::read::{Contents, Reader};
+use crate::read::{FileMetadata, Reader};
 
 /// A tensor of the source.
 pub(super) struct TensorEntry {
@@ -44,11 +44,11 @@ pub(super) fn of(readers: &[Arc<Reader>], listed: &[Option<Vec<String>>]) -> Vec
 }
 
 fn in_file(reader: usize, file: &Reader) -> Vec<TensorEntry> {
-    match file.contents() {
-        Contents::Archive { state, .. } => {
+    match file.file_metadata() {
+        FileMetadata::Archive { state, .. } => {
             state.tensors.iter().map(|tensor| TensorEntry { reader, tensor: tensor.clone() }).collect()
         }
-        Contents::Safetensors { header } => {
+        FileMetadata::Safetensors { header } => {
             let of_extent = |(storage, tensor): (usize, &deepnvme_format::safetensors::Tensor)| Tensor {
                 name: tensor.name.clone(),
                 is_named: true,
@@ -69,7 +69,7 @@ fn in_file(reader: usize, file: &Reader) -> Vec<TensorEntry> {
 /// `Unsupported`, with the path.
 pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
     for reader in readers {
-        let Contents::Archive { state, .. } = reader.contents() else { continue };
+        let FileMetadata::Archive { state, .. } = reader.file_metadata() else { continue };
         if let Some(tensor) = state.tensors.iter().find(|tensor| !tensor.is_named) {
             let name = &tensor.name;
             let detail =
@@ -87,7 +87,7 @@ pub(super) fn refuse_unnamed(readers: &[Arc<Reader>]) -> Result<()> {
 pub(super) fn others(readers: &[Arc<Reader>]) -> Result<Vec<(String, &'static str)>> {
     let mut all = Vec::new();
     for reader in readers {
-        let Contents::Archive { graph, .. } = reader.contents() else { continue };
+        let FileMetadata::Archive { graph, .. } = reader.file_metadata() else { continue };
         let others = non_tensors(graph);
         if let Some(kind) = tensor_of_tensors(graph) {
             let listed = others.iter().find(|(_, kind)| [SPARSE_TENSOR, NESTED_TENSOR].contains(kind));

@@ -40,9 +40,10 @@ pub struct Conversion {
 ///
 /// # Errors
 /// `Format` if either format cannot hold the data, or for two tensors of the same name. `Damaged` or `ChangedList` if
-/// the old file or its list does not match its checksums. `Changed` if the old file was written to meanwhile.
-/// `Interrupted` if `progress` was stopped. Otherwise `Io`: with `InvalidInput` if `target` is one of the source files,
-/// under any name, or the name of a list of files. After an error no new file is left.
+/// the old file or its list does not match its checksums. `NotListed` if it is not the file that its list names.
+/// `Changed` if the old file was written to meanwhile. `Interrupted` if `progress` was stopped. Otherwise `Io`: with
+/// `InvalidInput` if `target` is one of the source files, under any name, or the name of a list of files. After an
+/// error no new file is left.
 pub fn convert(
     engine: &Arc<Engine>,
     source: &Path,
@@ -56,7 +57,7 @@ pub fn convert(
     let opened = until_stopped(progress, move || {
         open_all(&named, |file| {
             let mut reader = file.open(&opening)?;
-            reader.check()?;
+            reader.check_metadata()?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
             reader.resolve(&opening, &all)?;
             Ok((Arc::new(reader), file.names.clone()))

@@ -14,7 +14,7 @@ use deepnvme_io::mem::{Region, Strided};
 
 use super::entries::TensorEntry;
 use crate::error::{Error, Result};
-use crate::read::{Contents, Reader};
+use crate::read::{FileMetadata, Reader};
 use crate::write::{DataSource, FileBytes, FileView, Place, Record, Save, SaveOptions, StorageCache, Tensor};
 
 /// The minimum that torch requires besides the objects and their storages.
@@ -42,7 +42,7 @@ pub(super) fn safetensors(
     for entry in entries {
         let storage = whole(engine, readers, entry.reader, entry.tensor.storage);
         let at = entry.tensor.view.offset * entry.tensor.dtype.bytes();
-        let bytes = if entry.is_contiguous() && entry.tensor.signs.are_plain() {
+        let data = if entry.is_contiguous() && entry.tensor.signs.are_plain() {
             let start = storage.range.start + at;
             if entry.tensor.bytes() == storage.range.end - storage.range.start {
                 sources.insert(entry.tensor.name.clone(), (entry.reader, entry.tensor.storage));
@@ -54,13 +54,13 @@ pub(super) fn safetensors(
                 Error::format(readers[entry.reader].path(), deepnvme_format::Error::Unsupported(text))
             };
             let layout = layout(&entry).map_err(|error| unsupported(error.to_string()))?;
-            let view = FileView { storage, at: at as usize, layout, last: Arc::clone(&last) };
+            let view = FileView { storage, offset_bytes: at as usize, layout, last: Arc::clone(&last) };
             let source = DataSource::from(Place::View(view));
             let signed = source.with_signs(entry.tensor.dtype, entry.tensor.signs);
-            signed.map_err(|why| unsupported(why.into()))?
+            signed.map_err(unsupported)?
         };
         let state::Tensor { name, dtype, view: View { shape, .. }, .. } = entry.tensor;
-        tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, bytes });
+        tensors.push(Tensor { spec: TensorSpec { name, dtype, shape }, data });
     }
     let save = Save::safetensors(path, tensors, metadata(readers), options)?;
     let copied = save.names().enumerate().filter_map(|(record, name)| {
@@ -70,11 +70,11 @@ pub(super) fn safetensors(
     Ok((save, copied))
 }
 
-/// The metadata that Hugging Face's loaders expect, and the metadata of the old files.
+/// Returns the metadata that Hugging Face's loaders expect, and the metadata of the old files.
 fn metadata(readers: &[Arc<Reader>]) -> Vec<(String, String)> {
     let mut metadata = vec![("format".to_owned(), "pt".to_owned())];
     for reader in readers {
-        let Contents::Safetensors { header } = reader.contents() else { continue };
+        let FileMetadata::Safetensors { header } = reader.file_metadata() else { continue };
         let texts = header.metadata.iter().filter(|(key, _)| key != METADATA_KEY);
         for (key, text) in texts {
             if !metadata.iter().any(|(known, _)| known == key) {
@@ -123,13 +123,13 @@ pub(super) fn archive(
     }
     pickle.raw(b"u");
     let fixed =
-        |(name, bytes): (&str, &[u8])| Record { name: name.into(), bytes: Region::from_vec(bytes.to_vec()).into() };
+        |(name, bytes): (&str, &[u8])| Record { name: name.into(), data: Region::from_vec(bytes.to_vec()).into() };
     let mut records = vec![fixed((PICKLE, &pickle.finish())), fixed(BYTE_ORDER)];
     let mut copied = Vec::with_capacity(order.len());
     for (key, (reader, extent)) in order.into_iter().enumerate() {
         copied.push(UnchangedRecord { record: records.len(), reader, extent });
-        let bytes = Place::File(whole(engine, readers, reader, extent)).into();
-        records.push(Record { name: format!("{STORAGES}{key}"), bytes });
+        let data = Place::File(whole(engine, readers, reader, extent)).into();
+        records.push(Record { name: format!("{STORAGES}{key}"), data });
     }
     records.push(fixed(VERSION));
     Ok((Save::archive(path, records, options)?, copied))

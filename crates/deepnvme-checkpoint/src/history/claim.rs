@@ -1,57 +1,67 @@
-//! Take the lock of a folder, and clean up after killed writers.
+//! The claim to a folder: its lock, and the cleanup after killed writers.
 
 use deepnvme_io::fs;
 
-use super::lock::{Holder, Lock, Taken};
-use super::state::{History, locked};
+use super::lock::{Holder, Lock, LockOutcome};
+use super::state::History;
 use super::{plan, private};
 use crate::error::Result;
+use crate::sync::lock;
 
-/// The result of taking the lock.
+/// The result of taking the lock. Empty if this process, or another one of its group, already holds it.
 #[derive(Debug, Default)]
 pub struct Claim {
     /// Checkpoints in the folder that the manifest does not list. They stay.
     pub unlisted: Vec<String>,
     /// Whether the file system lacks locks.
-    pub is_unlocked: bool,
+    pub lacks_locks: bool,
 }
 
 impl History {
-    /// Takes the lock unless this process or another one with the same token holds it. After taking it, the leader of
+    /// Takes the lock unless this process or another one of its group holds it. After taking it, the leader of
     /// several processes reads the manifest again, and any process cleans up after killed writers. On a file system
-    /// without locks, the leader reads the manifest, and nothing is cleaned up.
+    /// without locks, the leader reads the manifest, and nothing is cleaned up. A claim that fails holds no lock.
     ///
     /// # Errors
     /// `Locked` if another process saves into the folder, `Manifest` if the manifest is damaged, or `Io`.
     pub fn claim(&self, holder: &Holder, is_leader: bool) -> Result<Claim> {
-        let _turn = locked(&self.turn);
+        let _turn = lock(&self.turn);
         self.refuse_link()?;
-        if locked(&self.lock).as_ref().is_some_and(Lock::is_there) {
+        if lock(&self.lock).as_ref().is_some_and(Lock::is_there) {
             return Ok(Claim::default());
         }
         // If this process has a lock, its file was removed: lock the new one.
-        drop(locked(&self.lock).take());
-        let mut claim = Claim::default();
-        match Lock::take(&self.folder, holder)? {
-            Taken::Held(lock) => *locked(&self.lock) = Some(lock),
-            Taken::Shared => return Ok(claim),
-            Taken::Unsupported => claim.is_unlocked = true,
-        }
-        if is_leader {
-            let read = self.read_file();
-            if read.is_err() {
-                drop(locked(&self.lock).take());
+        drop(lock(&self.lock).take());
+        let lacks_locks = match Lock::take(&self.folder, holder)? {
+            LockOutcome::Held(taken) => {
+                // Store it at once: a child that is forked from here on must find and close it.
+                *lock(&self.lock) = Some(taken);
+                false
             }
-            self.adopt(read?);
+            LockOutcome::Shared => return Ok(Claim::default()),
+            LockOutcome::Unsupported => true,
+        };
+        let unlisted = self.take_over(is_leader, lacks_locks);
+        if unlisted.is_err() {
+            // Otherwise the next claim would find the lock held, and skip the steps that failed here.
+            drop(lock(&self.lock).take());
+        }
+        Ok(Claim { unlisted: unlisted?, lacks_locks })
+    }
+
+    /// Reads the manifest if this process is the leader, and cleans up. Returns the unlisted checkpoints.
+    fn take_over(&self, is_leader: bool, lacks_locks: bool) -> Result<Vec<String>> {
+        if is_leader {
+            self.adopt(self.read_file()?);
         }
         let manifest = self.manifest();
         let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
-        claim.unlisted = plan::unlisted(&manifest, &names);
+        let unlisted = plan::unlisted(&manifest, &names);
         // Without a lock, private files may be in use by another writer.
-        if !claim.is_unlocked {
-            private::remove_stale(&self.folder, &names, |name| manifest.knows(name));
+        if !lacks_locks {
+            private::remove_leftovers(&self.folder, &names, |name| manifest.knows(name));
         }
-        Ok(claim)
+        Ok(unlisted)
     }
 
     /// Lists the files in the folder whose names look like checkpoints, and that the manifest does not list. Empty if
@@ -64,16 +74,16 @@ impl History {
     /// Returns whether this process holds the lock.
     #[must_use]
     pub fn is_claimed(&self) -> bool {
-        locked(&self.lock).is_some()
+        lock(&self.lock).is_some()
     }
 
     /// Releases the lock.
     pub fn release(&self) {
-        let _turn = locked(&self.turn);
-        drop(locked(&self.lock).take());
+        let _turn = lock(&self.turn);
+        drop(lock(&self.lock).take());
     }
 
-    /// In a forked child: closes the lock file, which the parent still holds. Never waits.
+    /// Closes the lock file in a forked child, while the parent still holds it. Never waits.
     pub fn abandon(&self) {
         if let Ok(mut lock) = self.lock.try_lock() {
             drop(lock.take());

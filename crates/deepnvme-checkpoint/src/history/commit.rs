@@ -1,4 +1,5 @@
-//! Commit a checkpoint: reserve its name, publish it in the manifest, rename its files, and remove retired ones.
+//! The commit of a checkpoint: reserving its name, publishing it in the manifest, renaming its files, and removing
+//! retired ones.
 
 use deepnvme_file::Replacement;
 use deepnvme_io::fs;
@@ -6,10 +7,10 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, start_thread};
 
 use super::manifest::ManifestEntry;
-use super::state::{History, Known, locked};
+use super::state::{History, ManifestKnowledge};
 use super::{files, names, plan};
 use crate::error::{Error, Result};
-use crate::sync::thread;
+use crate::sync::{lock, thread};
 
 /// The outcome of renaming new files and removing retired ones in this folder.
 #[derive(Debug, Default)]
@@ -29,7 +30,8 @@ impl History {
     /// single process. `new` is the file, or `None` for a folder, which was kept already.
     ///
     /// # Errors
-    /// As [`publish`](Self::publish). The file is then removed, unless the checkpoint counts or this is unknown.
+    /// As [`publish`](Self::publish). The file is then removed, unless the manifest on disk lists the checkpoint or may
+    /// list it.
     pub fn commit(&self, mut entry: ManifestEntry, new: Option<Replacement>, newer: &[u64]) -> Result<Settled> {
         let mode = new.as_ref().map_or(Ok(()), Replacement::take_mode);
         if let Some(private) = new.as_ref().and_then(private_name) {
@@ -70,7 +72,7 @@ impl History {
     /// `Io` for errors of the folder.
     pub fn reserve(&self, step: u64, suffix: &str, taken: &[String]) -> Result<String> {
         let here = self.names_of(step)?;
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         let name = names::free_name(step, suffix, |is_of_it| {
             let names = here.iter().chain(taken).chain(&state.reserved);
             names.map(String::as_str).any(is_of_it) || {
@@ -82,24 +84,25 @@ impl History {
         Ok(name)
     }
 
-    /// Frees a reserved name. It stays reserved while it is unknown whether its checkpoint counts.
+    /// Frees a reserved name. It stays reserved while it is unknown whether the manifest on disk lists its
+    /// checkpoint.
     pub fn release_name(&self, name: &str) {
-        let mut state = locked(&self.state);
-        if state.known == Known::Doubtful {
-            state.doubtful.insert(name.to_owned());
+        let mut state = lock(&self.state);
+        if state.known == ManifestKnowledge::Doubtful {
+            state.release_pending.insert(name.to_owned());
         } else {
             state.reserved.remove(name);
         }
     }
 
-    /// Makes a checkpoint count by replacing the manifest. Its files are on disk and may have private names.
+    /// Makes a checkpoint current by replacing the manifest. Its files are on disk and may have private names.
     ///
     /// # Errors
     /// `Io` for errors of the folder, and if another program has replaced the folder or changed the manifest.
     /// `Manifest` if the manifest is damaged. [`is_committed`](Self::is_committed) then tells whether the checkpoint
-    /// counts anyway.
+    /// is current anyway.
     pub fn publish(&self, entry: &ManifestEntry, newer: &[u64]) -> Result<()> {
-        let _turn = locked(&self.turn);
+        let _turn = lock(&self.turn);
         self.ensure_durable()?;
         self.check_written(entry)?;
         self.check_manifest()?;
@@ -132,10 +135,10 @@ impl History {
     #[must_use]
     pub fn is_committed(&self, file: &str) -> Option<bool> {
         // No commit may replace the manifest between reading and adopting it.
-        let _turn = locked(&self.turn);
+        let _turn = lock(&self.turn);
         let manifest = self.read_file().ok()?;
         let is_listed = manifest.checkpoints.iter().any(|entry| entry.file == file);
-        if locked(&self.state).known == Known::Doubtful {
+        if lock(&self.state).known == ManifestKnowledge::Doubtful {
             self.adopt(manifest);
         }
         Some(is_listed)
@@ -143,13 +146,13 @@ impl History {
 
     /// Renames files here and removes retired ones. The manifest is on disk by now.
     pub fn settle(&self) -> Settled {
-        let _turn = locked(&self.turn);
+        let _turn = lock(&self.turn);
         let mut settled = Settled::default();
         let manifest = self.manifest();
         let is_nothing_to_do =
             manifest.retired.is_empty() && manifest.checkpoints.iter().all(|entry| entry.pending.is_empty());
-        let known = locked(&self.state).known;
-        if is_nothing_to_do && known != Known::Doubtful {
+        let known = lock(&self.state).known;
+        if is_nothing_to_do && known != ManifestKnowledge::Doubtful {
             return settled;
         }
         if let Err(failure) = self.ensure_durable() {
@@ -195,7 +198,7 @@ impl History {
 
     /// Records what all processes that share the history have settled. The next manifest states it.
     pub fn record_settled(&self, placed: &[String], gone: &[String]) {
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         state.manifest = plan::forgotten(&plan::placed(&state.manifest, placed), gone);
     }
 
@@ -214,7 +217,7 @@ impl History {
     }
 }
 
-/// The current, private name of a replacement's file.
+/// Returns the current, private name of a replacement's file.
 #[must_use]
 pub fn private_name(new: &Replacement) -> Option<String> {
     new.temporary().path().file_name().and_then(|name| name.to_str()).map(str::to_owned)

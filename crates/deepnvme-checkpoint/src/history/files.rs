@@ -1,4 +1,4 @@
-//! The files of a folder: renaming new ones, and removing retired ones if they verify.
+//! The files of a folder: the renaming of new ones, and the removal of retired ones that verify.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -74,7 +74,7 @@ fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Manif
     }
 }
 
-/// The latest modification time of the files of a checkpoint that has no parts, in nanoseconds since 1970.
+/// Returns the latest modification time of the files of a checkpoint that has no parts, in nanoseconds since 1970.
 ///
 /// # Errors
 /// The error of the kernel, also if a file is missing.
@@ -278,7 +278,7 @@ fn is_part(file: &OwnedFd, stat: &Stat, part: &Part) -> Result<bool, Errno> {
     Ok(found.is_some_and(|crc64| &format!("{crc64:016x}") == expected))
 }
 
-/// The shards in an index, with their recorded fingerprints. `None` if a fingerprint is missing.
+/// Returns the shards in an index, with their recorded fingerprints. `None` if a fingerprint is missing.
 fn fingerprints_of(text: &[u8]) -> Option<Vec<(String, FileFingerprint)>> {
     let fingerprints: HashMap<String, FileFingerprint> = set::files(text).ok()?.into_iter().collect();
     members::shards(text)?.into_iter().map(|name| fingerprints.get(&name).map(|found| (name, *found))).collect()

@@ -1,4 +1,4 @@
-//! Listing the checkpoints of a folder for readers: takes no lock and renames no file.
+//! The checkpoints of a folder for readers that only look: without a `History`, and without renaming any file.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use super::files;
 use super::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, ManifestEntry};
 use crate::error::{Error, Result};
 
-/// Memory per byte of a parsed manifest.
-const JSON_ROOM: usize = 24;
+/// Upper bound of the memory that parsing needs, per byte of text.
+const PARSED_BYTES_PER_BYTE: usize = 24;
 
 /// A manifest, and the paths of its checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,7 +54,7 @@ pub fn find_file(folder: &Path, name: &str, entry: &ManifestEntry) -> PathBuf {
     if !is_there(&private) || (is_there(&own) && files::is_as_listed(&own, name, entry) == Ok(true)) {
         return own;
     }
-    // It may have been renamed in between.
+    // The writer may have renamed the private file since the first check.
     if is_there(&private) { private } else { own }
 }
 
@@ -73,20 +73,20 @@ pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
     let text = match fs::read_small_if_there(path, MANIFEST_BYTES_MAX) {
         Ok(Some(text)) => text,
         Ok(None) => return Ok(None),
-        Err(failure) => return Err(odd(&failure).map_or_else(|| failure.into(), unlike)),
+        Err(failure) => return Err(not_a_file(&failure).map_or_else(|| failure.into(), unlike)),
     };
-    // Reserve first: running out of memory while parsing would abort the process.
-    let mut room: Vec<u8> = Vec::new();
-    if room.try_reserve_exact(text.len().saturating_mul(JSON_ROOM)).is_err() {
+    // Try the allocation first: a failed one in the parser aborts the process.
+    let mut memory: Vec<u8> = Vec::new();
+    if memory.try_reserve_exact(text.len().saturating_mul(PARSED_BYTES_PER_BYTE)).is_err() {
         return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
     }
-    drop(room);
+    drop(memory);
     let manifest = Manifest::parse(&text).map_err(unlike)?;
     Ok(Some((text, manifest)))
 }
 
 /// Describes a manifest path that is not a file: a folder, a pipe, or a dangling link.
-fn odd(failure: &IoError) -> Option<String> {
+fn not_a_file(failure: &IoError) -> Option<String> {
     match failure.errno().map(Errno::from_raw_os_error) {
         Some(Errno::ISDIR) => Some("it is a folder".into()),
         Some(Errno::LOOP) => Some("it is a symbolic link that leads to itself".into()),

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 pub const LOCK: &str = ".deepnvme-lock";
 const FORMAT: &str = "deepnvme-lock";
 const BYTES_MAX: u64 = 4096;
-/// How often the file may be removed while it is being locked.
+/// Attempts to lock a file that others keep removing.
 const TRIES_MAX: u32 = 1000;
 
 /// The holder of a lock, as written in its file.
@@ -25,15 +25,16 @@ pub struct Holder {
     format: String,
     /// Process, machine and time, for error messages.
     pub name: String,
-    /// Equal for all processes that write together.
-    pub token: String,
+    /// Equal for all processes that write together. The file of earlier versions calls it a token.
+    #[serde(rename = "token")]
+    pub group_id: String,
 }
 
 impl Holder {
     /// Creates a holder with that name.
     #[must_use]
-    pub fn new(name: String, token: String) -> Self {
-        Self { format: FORMAT.into(), name, token }
+    pub fn new(name: String, group_id: String) -> Self {
+        Self { format: FORMAT.into(), name, group_id }
     }
 
     fn parse(text: &[u8]) -> Option<Self> {
@@ -47,10 +48,10 @@ impl Holder {
 
 /// The outcome of taking a lock.
 #[derive(Debug)]
-pub(super) enum Taken {
+pub(super) enum LockOutcome {
     /// This process holds it now.
     Held(Lock),
-    /// Another process with the same token holds it.
+    /// Another process of the same group holds it.
     Shared,
     /// The file system lacks locks.
     Unsupported,
@@ -71,18 +72,19 @@ impl Lock {
     /// Takes the lock of a folder without waiting.
     ///
     /// # Errors
-    /// `Locked` if a process with another token holds it, or `Io` for errors of the folder.
-    pub(super) fn take(folder: &Path, holder: &Holder) -> Result<Taken> {
+    /// `Locked` if a process of another group holds it, or `Io` for errors of the folder.
+    pub(super) fn take(folder: &Path, holder: &Holder) -> Result<LockOutcome> {
         let path = folder.join(LOCK);
         let refused = |errno| Error::from(IoError::os("lock", errno).at_path(&path));
         for _ in 0..TRIES_MAX {
             let Some((file, is_new)) = open(folder, &path, holder)? else { continue };
+            // `make` may have locked a new file already. This call then changes nothing.
             match fs::try_lock(file.as_fd()) {
                 Ok(true) => {}
                 Ok(false) => {
                     let other = fs::read_small_of(&file, &path, BYTES_MAX).ok().and_then(|text| Holder::parse(&text));
-                    if other.as_ref().is_some_and(|other| other.token == holder.token) {
-                        return Ok(Taken::Shared);
+                    if other.as_ref().is_some_and(|other| other.group_id == holder.group_id) {
+                        return Ok(LockOutcome::Shared);
                     }
                     let name = other.map_or_else(|| "another process".into(), |other| other.name);
                     return Err(Error::Locked { path: folder.to_path_buf(), holder: name });
@@ -92,7 +94,7 @@ impl Lock {
                         // No other process can have locked it. Without locks, the file is meaningless.
                         let _ = fs::unlink(&path);
                     }
-                    return Ok(Taken::Unsupported);
+                    return Ok(LockOutcome::Unsupported);
                 }
                 Err(errno) => return Err(refused(errno)),
             }
@@ -102,7 +104,7 @@ impl Lock {
             }
             let mut lock = Self { path, file, text: None, creator: deepnvme_io::mem::CreatorProcess::current() };
             lock.sign(holder, is_new);
-            return Ok(Taken::Held(lock));
+            return Ok(LockOutcome::Held(lock));
         }
         Err(refused(Errno::AGAIN))
     }

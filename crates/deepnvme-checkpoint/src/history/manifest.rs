@@ -70,10 +70,11 @@ impl ManifestEntry {
     /// Returns whether it is a folder.
     #[must_use]
     pub fn is_folder(&self) -> bool {
+        // Only folders have names without a suffix.
         !self.file.contains('.')
     }
 
-    /// All current and future names: final ones, then private ones.
+    /// Returns all current and future names: final ones, then private ones.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let parts = self.parts.iter().map(|part| part.file.as_str());
         std::iter::once(self.file.as_str()).chain(parts).chain(self.pending.values().map(String::as_str))

@@ -1,28 +1,28 @@
-//! The folder of a `Checkpointer`: which checkpoints count, who may write, and retention.
+//! The folder of a `Checkpointer`: which checkpoints are current, which process may write, and retention.
 //!
 //! ```text
 //! commit      publishes a checkpoint, renames its files, removes retired ones
-//! read        reads the manifest, and finds the files of its checkpoints
+//! read        reads the manifest for its own process, and finishes the renames of a killed writer
 //! claim       takes the lock, and cleans up after killed writers
-//! state       what this process knows of the manifest, and its replacement
+//! state       this process's knowledge of the manifest, and its replacement
 //!
 //! manifest    manifest.json: current and retired checkpoints    (pure)
 //! names       names of checkpoints                              (pure)
 //! plan        transitions of the manifest                       (pure)
 //! members     files that a list or an index names               (pure)
 //! files       renames files; removes retired ones if they verify
-//! listed      current checkpoints, for readers
+//! listed      current checkpoints, for readers that rename nothing
 //! lock        one writer at a time
 //! private     cleanup after killed writers; unnamed folders
 //! ```
 //!
 //! Replacing the manifest is the one moment of change. It lists a new checkpoint while its files still have private
 //! names. The writer renames them afterwards. If it dies, the next process that opens the folder does. A checkpoint
-//! that stops counting moves to the retired list in the same write. Its files are removed after that, each only if it
+//! that retention drops moves to the retired list in the same write. Its files are removed after that, each only if it
 //! matches the manifest's record. No file is removed because of its name alone.
 //!
-//! A failed replacement may have happened nevertheless, and may not be on disk. Then the manifest is not acted on until
-//! it was read again and synced, and no name is assigned twice.
+//! A replacement that reports an error may still have happened, and may not survive a power cut. So the manifest is
+//! read again and synced before anything relies on it, and no name is used twice.
 
 mod claim;
 mod commit;
@@ -47,4 +47,4 @@ pub use lock::{Holder, LOCK};
 pub use manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, ManifestEntry, Part};
 pub use names::{PARTS_LIST, SHARDS_LIST, SHARDS_RECORD, is_checkpoint};
 pub use private::PrivateFolder;
-pub use state::{History, Missing};
+pub use state::{History, MissingCheckpoint};

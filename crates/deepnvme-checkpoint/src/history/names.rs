@@ -52,17 +52,18 @@ pub(super) fn is_private_of(private: &str, name: &str) -> bool {
         .is_some_and(|mark| !mark.is_empty() && mark.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
-/// Returns whether `private` is a private name of a checkpoint's file. The file may get another name than it states, if
-/// that one was taken meanwhile.
+/// Returns whether `private` is a private name of a checkpoint's file. The file may get a different final name, if the
+/// stated one has been taken since.
 #[must_use]
 pub(super) fn is_private(private: &str) -> bool {
     let stated = private.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARK));
     stated.is_some_and(|(name, _)| is_checkpoint(name) && is_private_of(private, name))
 }
 
-/// Finds the first free name of a step: none of its files' names is `taken`.
+/// Returns the first name of a step that no existing file uses. `any_name` returns whether an existing name passes a
+/// test.
 #[must_use]
-pub(super) fn free_name(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {
+pub(super) fn free_name(step: u64, suffix: &str, any_name: impl Fn(&dyn Fn(&str) -> bool) -> bool) -> String {
     let mut again = 0;
     loop {
         let name = name(step, suffix, again);
@@ -72,14 +73,14 @@ pub(super) fn free_name(step: u64, suffix: &str, taken: impl Fn(&dyn Fn(&str) ->
                 rest.is_empty() || rest == PARTS_LIST || (rest.starts_with(".part-") && is_checkpoint(other))
             })
         };
-        if !taken(&is_of_it) {
+        if !any_name(&is_of_it) {
             return name;
         }
         again += 1;
     }
 }
 
-/// The suffix of a checkpoint's name, from the first dot on.
+/// Returns the suffix of a checkpoint's name, from the first dot on.
 #[must_use]
 pub(super) fn suffix_of(name: &str) -> &str {
     &name[name.find('.').unwrap_or(name.len())..]

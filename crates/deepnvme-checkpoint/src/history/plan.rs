@@ -4,12 +4,10 @@ use std::ffi::OsString;
 
 use super::manifest::{Manifest, ManifestEntry};
 
-/// The manifest after a new checkpoint. The new one replaces others of its step. Of the other steps, the newest
-/// `keep - 1` stay, and all that are newer than the new one. The order is that of the saves, whatever the steps: after
-/// a return to an earlier step, training goes on from there. `newer` has the steps of checkpoints whose saves began
-/// after that of the new one. Removed entries become retired in the same manifest. `is_there` tells whether a listed
-/// checkpoint has any file left. A missing one is forgotten: if it were retired, its file would be removed when
-/// restored.
+/// Returns the manifest after a new checkpoint. It replaces others of the same step. Of the rest, the newest `keep - 1`
+/// stay, and all checkpoints whose saves began later (`newer` has their steps). "Newest" means saved last, not the
+/// highest step: a run may return to an earlier step. The others move to the retired list. A checkpoint without files
+/// (`is_there`) is dropped instead: once retired, its file would be removed if somebody restored it.
 #[must_use]
 pub(super) fn next(
     now: &Manifest,
@@ -34,7 +32,7 @@ pub(super) fn next(
     Manifest { checkpoints: staying, retired: all_retired, ..Manifest::empty() }
 }
 
-/// The manifest without the private names of files that have their final names.
+/// Returns the manifest without the private names of files that have their final names.
 #[must_use]
 pub(super) fn placed(now: &Manifest, files: &[String]) -> Manifest {
     let mut next = now.clone();
@@ -46,7 +44,7 @@ pub(super) fn placed(now: &Manifest, files: &[String]) -> Manifest {
     next
 }
 
-/// The manifest without retired checkpoints that have no files of ours left.
+/// Returns the manifest without the retired checkpoints `files`, which have no files of ours left.
 #[must_use]
 pub(super) fn forgotten(now: &Manifest, files: &[String]) -> Manifest {
     let mut next = now.clone();
@@ -54,7 +52,7 @@ pub(super) fn forgotten(now: &Manifest, files: &[String]) -> Manifest {
     next
 }
 
-/// The manifest with another name for a checkpoint of one file that still has a private name.
+/// Returns the manifest with another name for a checkpoint of one file that still has a private name.
 #[must_use]
 pub(super) fn renamed(now: &Manifest, file: &str, to: &str) -> Manifest {
     let mut next = now.clone();
@@ -67,7 +65,7 @@ pub(super) fn renamed(now: &Manifest, file: &str, to: &str) -> Manifest {
     next
 }
 
-/// The names that look like checkpoints but are not listed.
+/// Returns the names that look like checkpoints but are not listed.
 #[must_use]
 pub(super) fn unlisted(now: &Manifest, names: &[OsString]) -> Vec<String> {
     let names = names.iter().filter_map(|name| name.to_str());

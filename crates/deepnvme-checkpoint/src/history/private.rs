@@ -1,4 +1,4 @@
-//! Private names: cleanup after killed writers, and folders without a final name.
+//! Private names: the cleanup after killed writers, and folders without a final name.
 //!
 //! A private name states its file's inode and creation time, so that no other file is taken for it. A running writer
 //! holds the file's lock.
@@ -57,7 +57,7 @@ fn states(name: &str, stat: &Stat) -> bool {
 }
 
 /// Removes private files and folders of checkpoints that no running writer holds, except `listed` ones.
-pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(&str) -> bool) {
+pub(super) fn remove_leftovers(folder: &Path, entries: &[OsString], listed: impl Fn(&str) -> bool) {
     let mut targets = BTreeSet::new();
     for name in entries.iter().filter_map(|name| name.to_str()) {
         let Some(target) =
@@ -75,27 +75,27 @@ pub(super) fn remove_stale(folder: &Path, entries: &[OsString], listed: impl Fn(
             let _ = remove_unheld(&folder.join(name), name);
         }
     }
-    // A file that waits for its final name looks stale as well.
+    // A file that waits for its final name looks like a leftover as well.
     let is_waiting = |target: &str| {
         let mut names = entries.iter().filter_map(|name| name.to_str());
         names.any(|name| names::is_private_of(name, target) && listed(name))
     };
     for target in targets.into_iter().filter(|target| !is_waiting(target)) {
-        replace::remove_stale(&folder.join(target));
+        replace::remove_leftovers(&folder.join(target));
     }
 }
 
 fn remove_unheld(path: &Path, name: &str) -> Result<(), Errno> {
-    let is_stale = |stat: &Stat| {
+    let is_leftover = |stat: &Stat| {
         // Another user's folder may claim anything.
         stat.kind == FileKind::Folder && stat.user == fs::user() && states(name, stat)
     };
-    if !is_stale(&fs::stat_link(path)?) {
+    if !is_leftover(&fs::stat_link(path)?) {
         return Ok(());
     }
     let folder = fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)?;
     let held = fs::stat_of(folder.as_fd())?;
-    if is_stale(&held) && fs::try_lock(folder.as_fd())? && fs::stat_link(path)?.identity == held.identity {
+    if is_leftover(&held) && fs::try_lock(folder.as_fd())? && fs::stat_link(path)?.identity == held.identity {
         remove_folder(path)?;
     }
     Ok(())
@@ -138,7 +138,7 @@ impl PrivateFolder {
             }
             let made = (|| {
                 let held = fs::open(&first, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW, 0)?;
-                // Without locks, only the cleanup of stale folders is lost.
+                // Without locks, only the cleanup of leftover folders is lost.
                 let _ = fs::try_lock(held.as_fd());
                 let path = parent.join(name_of(name, &fs::stat_of(held.as_fd())?)?);
                 match fs::rename_new(&first, &path) {
@@ -156,7 +156,7 @@ impl PrivateFolder {
         Err(refused(Errno::EXIST))
     }
 
-    /// The current path.
+    /// Returns the current path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

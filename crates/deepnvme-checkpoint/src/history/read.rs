@@ -1,9 +1,11 @@
-//! Read the manifest, and find the checkpoints in it that have files.
+//! The manifest for its own process: it finishes the renames of a killed writer, and remembers the result in the
+//! `History`. `listed` does neither.
 
 use super::files;
 use super::manifest::{Manifest, ManifestEntry};
-use super::state::{History, Missing, locked};
+use super::state::{History, MissingCheckpoint};
 use crate::error::Result;
+use crate::sync::lock;
 
 /// How often a reader retries while a writer keeps replacing the manifest.
 const READS_MAX: u32 = 100;
@@ -15,8 +17,8 @@ impl History {
     /// # Errors
     /// `Manifest` if it is damaged, `Io` for errors of the folder.
     pub fn read(&self) -> Result<Manifest> {
-        let _turn = locked(&self.turn);
-        if locked(&self.lock).is_some() {
+        let _turn = lock(&self.turn);
+        if lock(&self.lock).is_some() {
             let manifest = self.manifest();
             let found = self.present(&manifest);
             self.note_missing(&manifest, &found);
@@ -44,16 +46,16 @@ impl History {
         Ok(found)
     }
 
-    /// The checkpoints that [`read`](Self::read) omitted because they have no file.
+    /// Returns the checkpoints that [`read`](Self::read) omitted because they have no file.
     #[must_use]
-    pub fn missing(&self) -> Vec<Missing> {
-        locked(&self.state).missing.clone()
+    pub fn missing(&self) -> Vec<MissingCheckpoint> {
+        lock(&self.state).missing.clone()
     }
 
     fn note_missing(&self, listed: &Manifest, present: &Manifest) {
         let is_missing = |entry: &&ManifestEntry| !present.checkpoints.iter().any(|there| there.file == entry.file);
         let missing = listed.checkpoints.iter().filter(is_missing);
-        locked(&self.state).missing = missing.map(|entry| (entry.step, entry.file.clone())).collect();
+        lock(&self.state).missing = missing.map(MissingCheckpoint::of).collect();
     }
 
     /// Returns the manifest without the checkpoints that have no file here.

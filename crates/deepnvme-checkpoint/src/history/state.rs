@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_file::{Replacement, Target};
 use deepnvme_io::fs::{self, FileKind, OFlags};
-use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind};
 
 use super::listed;
 use super::lock::Lock;
-use super::manifest::{MANIFEST, Manifest};
+use super::manifest::{MANIFEST, Manifest, ManifestEntry};
 use crate::error::{Error, Result};
-use crate::sync::{Mutex, MutexGuard};
+use crate::sync::{Mutex, lock};
 
-/// A folder of checkpoints, as one process sees it.
+/// A folder of checkpoints, as one process sees it. `turn` is locked before `state` and `lock`, which are never held
+/// together.
 #[derive(Debug)]
 pub struct History {
     pub(super) folder: PathBuf,
@@ -25,8 +25,9 @@ pub struct History {
     pub(super) is_synced: bool,
     /// Held while the manifest is read or files change, so that claims, reads and commits take turns.
     pub(super) turn: Mutex<()>,
-    /// Held briefly only.
+    /// Never held during I/O.
     pub(super) state: Mutex<HistoryState>,
+    /// The writer's lock of the folder, while this process holds it.
     pub(super) lock: Mutex<Option<Lock>>,
 }
 
@@ -37,24 +38,36 @@ pub(super) struct HistoryState {
     on_disk: Manifest,
     /// Names of saves in progress, and of saves with unknown outcome.
     pub(super) reserved: BTreeSet<String>,
-    /// Names of saves with unknown outcome: freed while the manifest was in doubt.
-    pub(super) doubtful: BTreeSet<String>,
+    /// Reserved names to free once the manifest has been read again: their saves ended while its state was unknown.
+    pub(super) release_pending: BTreeSet<String>,
     /// Checkpoints in the manifest, when it was last read, that have no file.
-    pub(super) missing: Vec<Missing>,
-    pub(super) known: Known,
+    pub(super) missing: Vec<MissingCheckpoint>,
+    pub(super) known: ManifestKnowledge,
 }
 
-/// A checkpoint in the manifest that has no file: step and name.
-pub type Missing = (u64, String);
+/// A checkpoint in the manifest that has no file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingCheckpoint {
+    /// The step of its save.
+    pub step: u64,
+    /// The name of its file, list or folder.
+    pub file: String,
+}
+
+impl MissingCheckpoint {
+    pub(super) fn of(entry: &ManifestEntry) -> Self {
+        Self { step: entry.step, file: entry.file.clone() }
+    }
+}
 
 /// How well the manifest on disk is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Known {
-    /// It is this one, and survives a power cut.
+pub(super) enum ManifestKnowledge {
+    /// It equals `HistoryState::manifest`, and survives a power cut.
     Durable,
-    /// It is this one, but a power cut may bring back its predecessor.
+    /// It equals `HistoryState::manifest`, but a power cut may bring back its predecessor.
     Read,
-    /// It may be the one whose write failed.
+    /// A write failed, so it may be the old one or the new one.
     Doubtful,
 }
 
@@ -63,24 +76,29 @@ impl History {
     /// syncs the final names. Does no I/O.
     #[must_use]
     pub fn new(folder: PathBuf, keep: Option<usize>, is_synced: bool) -> Self {
-        let [reserved, doubtful] = [BTreeSet::new(), BTreeSet::new()];
-        let (manifest, on_disk, missing, known) = (Manifest::empty(), Manifest::empty(), Vec::new(), Known::Read);
-        let state = HistoryState { manifest, on_disk, reserved, doubtful, missing, known };
+        let state = HistoryState {
+            manifest: Manifest::empty(),
+            on_disk: Manifest::empty(),
+            reserved: BTreeSet::new(),
+            release_pending: BTreeSet::new(),
+            missing: Vec::new(),
+            known: ManifestKnowledge::Read,
+        };
         // The process may change its folder before the next save.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         Self { folder, keep, is_synced, turn: Mutex::new(()), state: Mutex::new(state), lock: Mutex::new(None) }
     }
 
-    /// The folder.
+    /// Returns the folder.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The manifest, as far as this process knows.
+    /// Returns the manifest, as far as this process knows.
     #[must_use]
     pub fn manifest(&self) -> Manifest {
-        locked(&self.state).manifest.clone()
+        lock(&self.state).manifest.clone()
     }
 
     /// Creates the folder.
@@ -93,36 +111,36 @@ impl History {
 
     /// Adopts the manifest of another process that shares this history.
     pub fn adopt_shared(&self, manifest: Manifest) {
-        let mut state = locked(&self.state);
-        (state.manifest, state.known) = (manifest, Known::Read);
+        let mut state = lock(&self.state);
+        (state.manifest, state.known) = (manifest, ManifestKnowledge::Read);
     }
 
     /// Adopts a manifest that was read from disk.
     pub(super) fn adopt(&self, manifest: Manifest) {
-        let mut state = locked(&self.state);
-        for name in std::mem::take(&mut state.doubtful) {
+        let mut state = lock(&self.state);
+        for name in std::mem::take(&mut state.release_pending) {
             state.reserved.remove(&name);
         }
         state.on_disk = manifest.clone();
-        (state.manifest, state.known) = (manifest, Known::Read);
+        (state.manifest, state.known) = (manifest, ManifestKnowledge::Read);
     }
 
     /// Ensures that the manifest survives a power cut before acting on it, for example by removing files.
     pub(super) fn ensure_durable(&self) -> Result<()> {
-        let known = locked(&self.state).known;
-        if known == Known::Doubtful {
+        let known = lock(&self.state).known;
+        if known == ManifestKnowledge::Doubtful {
             self.adopt(self.read_file()?);
         }
-        if known != Known::Durable {
+        if known != ManifestKnowledge::Durable {
             fs::sync_folder(&self.folder)?;
-            locked(&self.state).known = Known::Durable;
+            lock(&self.state).known = ManifestKnowledge::Durable;
         }
         Ok(())
     }
 
     /// Refuses to replace a manifest that another program changed since this process last read or wrote it.
     pub(super) fn check_manifest(&self) -> Result<()> {
-        if self.read_file()? == locked(&self.state).on_disk {
+        if self.read_file()? == lock(&self.state).on_disk {
             return Ok(());
         }
         let detail = "it was changed while this Checkpointer had the folder; it stays. Close the Checkpointer, and open the \
@@ -158,19 +176,15 @@ impl History {
         fs::sync(file.as_fd()).map_err(refused)?;
         drop(file);
         // From here on it may be the manifest, even after an error.
-        locked(&self.state).known = Known::Doubtful;
+        lock(&self.state).known = ManifestKnowledge::Doubtful;
         replacement.commit(true)?;
-        let mut state = locked(&self.state);
+        let mut state = lock(&self.state);
         state.on_disk = next.clone();
-        (state.manifest, state.known) = (next.clone(), Known::Durable);
+        (state.manifest, state.known) = (next.clone(), ManifestKnowledge::Durable);
         Ok(())
     }
 
     pub(super) fn refused(&self, operation: &'static str, errno: Errno) -> Error {
         IoError::os(operation, errno).at_path(&self.folder).into()
     }
-}
-
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    ignore_poison(mutex.lock())
 }

@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::error::Error;
 
-/// The content of a checkpoint's file: arbitrary, as long as its index can be compared.
+/// Returns the content of a checkpoint's file: arbitrary, as long as its index can be compared.
 fn bytes_of(save: u64) -> Vec<u8> {
     format!("checkpoint number {save} {}", "x".repeat(save as usize % 50)).into_bytes()
 }
@@ -35,7 +35,7 @@ fn entry(file: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
 }
 
 fn holder() -> Holder {
-    Holder::new("a test".into(), "token".into())
+    Holder::new("a test".into(), "group".into())
 }
 
 /// Writes a file under a private name, with the entry that lists it.
@@ -160,7 +160,7 @@ proptest! {
             let shown = reader.read().unwrap();
             if let Some((step, bytes)) = &expected {
                 // Whatever its step, the last one saved is the newest.
-                let entry = shown.checkpoints.last().expect("one counts");
+                let entry = shown.checkpoints.last().expect("one is current");
                 prop_assert_eq!(entry.step, *step, "{:?}", shown);
                 let paths = std::iter::once(&entry.file).chain(entry.pending.get(&entry.file));
                 let found: Vec<Vec<u8>> = paths.filter_map(|name| real::read(folder.path().join(name)).ok()).collect();
@@ -171,7 +171,7 @@ proptest! {
                 prop_assert_eq!(&real::read(folder.path().join(name)).unwrap(), bytes, "{} was touched", name);
             }
         }
-        // After one more save, no stale file is left.
+        // After one more save, no leftover exists.
         drop(history);
         let history = open();
         history.claim(&holder(), true).unwrap();

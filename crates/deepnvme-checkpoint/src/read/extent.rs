@@ -34,7 +34,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// The extent of an archive's record. `name` is its name below the root.
+    /// Creates the extent of an archive's record. `name` is its name below the root.
     pub(super) fn of_record(name: String, record: &Record) -> Self {
         Self {
             name,
@@ -47,22 +47,23 @@ impl Extent {
         }
     }
 
-    /// End offset of its data.
+    /// Returns the end offset of its data.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.data_offset + self.bytes
     }
 }
 
-/// Bytes needed to recognise a header.
-pub(super) fn header_room(extent: &Extent) -> usize {
+/// Returns how many bytes of a header are needed to recognise it.
+pub(super) fn header_bytes_min(extent: &Extent) -> usize {
     LOCAL_BYTES as usize + extent.record_name.len()
 }
 
-/// Size of an extent's header as deepnvme writes it. Bounded, so that a header that claims more is not read to its end.
-pub(super) fn sealed_room(extent: &Extent) -> usize {
+/// Returns how much of a header to read: its size as deepnvme writes it, at most `PADDING_BYTES_MAX` more than its name
+/// needs. A damaged size cannot make the read longer.
+pub(super) fn own_header_bytes(extent: &Extent) -> usize {
     let claimed = extent.data_offset.saturating_sub(extent.header_offset);
-    claimed.min(header_room(extent) as u64 + PADDING_BYTES_MAX) as usize
+    claimed.min(header_bytes_min(extent) as u64 + PADDING_BYTES_MAX) as usize
 }
 
 /// Parses the header before an extent from its first bytes. The name must match.

@@ -1,4 +1,4 @@
-//! The coverage of a file's checksums, and whether the metadata matches them.
+//! The coverage of a file's checksums, and the comparison of the metadata with them.
 //!
 //! The index checksum covers names, types, shapes and all chunk checksums. The sidecar identifies its file by size,
 //! index offset and index size, and contains a checksum of itself. Checksums copied into another file are valid but
@@ -14,7 +14,7 @@ use deepnvme_format::safetensors::PADDING_BYTES_MIN;
 use deepnvme_format::{ALIGNMENT_LARGE, Error as FormatError, Result as FormatResult};
 
 use super::extent::Extent;
-use crate::error::{Error, Result};
+use crate::error::{DamagedPart, Error, Result};
 
 /// The coverage of a file's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,26 +42,33 @@ pub(super) struct FileChecksums {
     pub(super) index: Range<u64>,
 }
 
+/// A file, for comparison with the description in its sidecar.
+pub(super) struct DescribedFile<'a> {
+    pub(super) path: &'a Path,
+    pub(super) records: &'a [Extent],
+    pub(super) frame: Frame,
+    /// The coverage if the sidecar describes another file.
+    pub(super) if_frame_differs: Coverage,
+}
+
 impl FileChecksums {
-    /// For a file without checksums of ours.
+    /// Creates the state of a file without deepnvme's checksums.
     pub(super) fn none(coverage: Coverage, index: Range<u64>) -> Self {
         Self { chunks: None, coverage, refused: None, index }
     }
 
-    /// For a file whose checksums are damaged or of a later version.
+    /// Creates the state of a file whose checksums are damaged or of a later version.
     pub(super) fn refused(error: Error, index: Range<u64>) -> Self {
         Self { chunks: None, coverage: Coverage::File, refused: Some(error), index }
     }
 
-    /// Creates the state for these records. `check` compares the index with its checksum.
+    /// Creates the state of a file with a sidecar. `check` compares the index with its checksum.
     pub(super) fn new(
-        path: &Path,
+        file: &DescribedFile<'_>,
         sidecar: FormatResult<Sidecar>,
-        records: &[Extent],
-        frame: Frame,
         check: impl FnOnce(u64) -> Result<()>,
-        without: Coverage,
     ) -> Self {
+        let DescribedFile { path, records, frame, if_frame_differs } = *file;
         let index = frame.index_offset..frame.index_offset + frame.index_bytes;
         let refuse = |error| Self::refused(Error::format(path, error), index.clone());
         let Sidecar { records: checksums, index: index_checksum } = match sidecar {
@@ -70,7 +77,7 @@ impl FileChecksums {
         };
         let coverage = if index_checksum.is_some() { Coverage::File } else { Coverage::Data };
         if index_checksum.is_some_and(|checksum| checksum.frame != frame) {
-            return Self::none(without, index);
+            return Self::none(if_frame_differs, index);
         }
         let refused = index_checksum.and_then(|checksum| check(checksum.index_crc64).err());
         match (refused, by_name(checksums, records)) {
@@ -106,18 +113,22 @@ pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64,
     let spaces = header.iter().rev().take_while(|byte| matches!(byte, b' ' | b'\t' | b'\n' | b'\r')).count() as u64;
     let sidecar = checksums::decode(text.as_bytes());
     let has_index_checksum = sidecar.as_ref().is_ok_and(|sidecar| sidecar.index.is_some());
-    // Damage cannot make a header of ours look foreign: its length would contradict the file, or its padding would not
-    // be spaces.
+    // Damage cannot make our header look foreign: a damaged length would contradict the file's size, and damaged
+    // padding would not be spaces.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (has_index_checksum && spaces < PADDING_BYTES_MIN);
     if is_foreign {
         return FileChecksums::none(Coverage::Stale, 0..index_bytes);
     }
     let check = |saved| {
-        let digits = quoted_digits(header).map(|digits| covered_sum(header, &[digits]));
-        if digits == Some(saved) { Ok(()) } else { Err(damaged(path, "the header", 0..index_bytes, "CRC-64")) }
+        let computed = quoted_digits(header).map(|digits| covered_sum(header, &[digits]));
+        if computed == Some(saved) {
+            return Ok(());
+        }
+        Err(damaged(path, DamagedPart::Unnamed("the header"), 0..index_bytes, "CRC-64"))
     };
     let frame = Frame { file_bytes, index_offset: 0, index_bytes };
-    FileChecksums::new(path, sidecar, tensors, frame, check, Coverage::Stale)
+    let file = DescribedFile { path, records: tensors, frame, if_frame_differs: Coverage::Stale };
+    FileChecksums::new(&file, sidecar, check)
 }
 
 /// Compares the header of a record with the one that deepnvme writes.
@@ -127,10 +138,10 @@ pub(super) fn compare_header(path: &Path, record: &Extent, header: &[u8]) -> Res
         return Ok(());
     }
     let place = record.header_offset..record.header_offset + header.len() as u64;
-    Err(damaged(path, &record.name, place, "the header of the record"))
+    Err(damaged(path, DamagedPart::record(&record.name), place, "the header of the record"))
 }
 
-pub(super) fn damaged(path: &Path, name: &str, place: Range<u64>, checksums: &'static str) -> Error {
-    let (path, name, bytes) = (path.to_path_buf(), name.to_owned(), place.end - place.start);
-    Error::Damaged { path, name, tensors: Vec::new(), offset: place.start, bytes, checksums }
+/// Creates the error for a damaged range. `detail` tells how the damage was noticed.
+pub(super) fn damaged(path: &Path, part: DamagedPart, range: Range<u64>, detail: &'static str) -> Error {
+    Error::Damaged { path: path.to_path_buf(), part, offset: range.start, bytes: range.end - range.start, detail }
 }

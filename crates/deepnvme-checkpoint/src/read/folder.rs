@@ -68,7 +68,7 @@ impl CheckpointFile {
     /// Checks every claim of the index about the open file: its tensors, its size and its own index.
     ///
     /// # Errors
-    /// `Format` if a tensor is missing, `Damaged` if it is another file, or `Io`.
+    /// `Format` if a tensor is missing, `NotListed` if it is another file, or `Io`.
     pub fn compare(&self, engine: &Engine, reader: &Reader) -> Result<()> {
         reader.require(self.names.as_deref().unwrap_or_default())?;
         self.fingerprint.map_or(Ok(()), |fingerprint| reader.compare_fingerprint(engine, fingerprint))

@@ -1,4 +1,4 @@
-//! Full verify: reading a whole file to compare it with its checksums, in little memory. `deepnvme verify` uses it.
+//! The full verify of a file, in little memory. `deepnvme verify` uses it.
 
 use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::checksums::CHUNK_BYTES;
@@ -30,7 +30,7 @@ impl Reader {
     /// `Damaged` with the first difference found, `NoChecksums` if there are no checksums, `Format` for a damaged
     /// header or sidecar, `Interrupted`, or `Io`.
     pub fn verify_all(&mut self, engine: &Engine, progress: &Progress) -> Result<u64> {
-        self.check()?;
+        self.check_metadata()?;
         let all: Vec<usize> = (0..self.records.len()).collect();
         self.resolve(engine, &all)?;
         self.verify_extents(&all, engine, progress)?;
@@ -44,8 +44,8 @@ impl Reader {
     /// # Errors
     /// As [`verify_all`](Self::verify_all).
     pub fn verify_tensors(&self, engine: &Engine, is_sample: bool, progress: &Progress) -> Result<()> {
-        self.check()?;
-        let all: Vec<usize> = (0..self.extents).collect();
+        self.check_metadata()?;
+        let all: Vec<usize> = (0..self.extent_count).collect();
         if !is_sample {
             return self.verify_extents(&all, engine, progress);
         }
@@ -74,7 +74,7 @@ impl Reader {
     /// # Errors
     /// As [`verify_all`](Self::verify_all).
     pub fn verify_range(&self, engine: &Engine, extent: usize, start: u64, memory: &Region) -> Result<()> {
-        self.check()?;
+        self.check_metadata()?;
         if !self.has_checksums() || memory.is_empty() {
             return Ok(());
         }

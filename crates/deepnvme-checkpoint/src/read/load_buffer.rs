@@ -1,4 +1,4 @@
-//! Planning which byte ranges of a file to mirror in memory. Pure.
+//! The plan of the byte ranges of a file to mirror in memory. Pure.
 //!
 //! Memory that begins at a page and mirrors a file from a block on can be read directly, without a copy. Each tensor
 //! keeps the alignment that it has in the file. Small adjacent tensors share a buffer. A large tensor gets its own, so

@@ -6,8 +6,8 @@ use std::time::Duration;
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Comparisons, Engine, GpuAccess, ReadItem, Transfer};
 
-use super::extent::{Extent, header_of, header_room, sealed_room};
-use super::{Contents, LoadBuffer, Reader, file_checksums, verify};
+use super::extent::{Extent, header_bytes_min, header_of, own_header_bytes};
+use super::{FileMetadata, LoadBuffer, Reader, file_checksums, verify};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::read::Verify;
@@ -109,7 +109,7 @@ impl Loading {
         self.submit(engine, batch)
     }
 
-    /// The header that lies before a buffer and has not been read yet: its extent, offset and size.
+    /// Returns the header that lies before a buffer and has not been read yet: its extent, offset and size.
     fn header_before(&self, buffer: &LoadBuffer) -> Option<(usize, u64, usize)> {
         let index = buffer.members.first()?.extent;
         let extent = &self.reader.extents()[index];
@@ -117,8 +117,9 @@ impl Loading {
             return None;
         }
         let before = (extent.data_offset - extent.header_offset) as usize;
-        let room = if self.reader.checksums.covers_headers() { sealed_room(extent) } else { header_room(extent) };
-        Some((index, extent.header_offset, room.min(before)))
+        let wanted =
+            if self.reader.checksums.covers_headers() { own_header_bytes(extent) } else { header_bytes_min(extent) };
+        Some((index, extent.header_offset, wanted.min(before)))
     }
 
     fn push(&self, batch: &mut Batch, offset: u64, target: RegionMut) {
@@ -144,11 +145,11 @@ impl Loading {
     ///
     /// # Errors
     /// `Io`, `Damaged` with the offset, `Format` for a damaged header or sidecar, `NoChecksums` for a full verify of a
-    /// file without checksums, `Moved` if headers must be read first, or `Interrupted`.
+    /// file without checksums, `HeaderLength` if headers must be read first, or `Interrupted`.
     pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.requests.iter().map(|request| request.bytes).sum());
         if verify != Verify::Off {
-            self.reader.check()?;
+            self.reader.check_metadata()?;
         }
         let plan = verify::VerifyPlan::new(&self.reader, &self.buffers, &self.access, verify, self.began)?;
         let this = &self;
@@ -195,7 +196,7 @@ impl Loading {
 
     /// Checks the header of each record. Compares all of it if the checksums cover it.
     fn check_headers(&self, verify: Verify) -> Result<()> {
-        if !matches!(self.reader.contents(), Contents::Archive { .. }) {
+        if !matches!(self.reader.file_metadata(), FileMetadata::Archive { .. }) {
             return Ok(());
         }
         let is_compared = verify != Verify::Off && self.reader.checksums.covers_headers();
@@ -211,9 +212,8 @@ impl Loading {
             for member in &buffer.members {
                 let extent = &self.reader.extents()[member.extent];
                 let Some(at) = extent.header_offset.checked_sub(buffer.offset) else { continue };
-                let room = (member.at - at) as usize;
-                let wanted = if is_compared { sealed_room(extent) } else { header_room(extent) };
-                parts.push((at as usize, wanted.min(room)));
+                let wanted = if is_compared { own_header_bytes(extent) } else { header_bytes_min(extent) };
+                parts.push((at as usize, wanted.min((member.at - at) as usize)));
                 members.push(extent);
             }
             let mut fronts = vec![0; parts.iter().map(|(_, len)| len).sum()];
@@ -235,7 +235,7 @@ impl Loading {
         }
         let header = header_of(self.reader.path(), extent, front)?;
         if extent.header_offset + header.header_bytes != extent.data_offset {
-            return Err(Error::Moved { path: self.reader.path().to_path_buf(), name: extent.name.clone() });
+            return Err(Error::HeaderLength { path: self.reader.path().to_path_buf(), name: extent.name.clone() });
         }
         Ok(())
     }

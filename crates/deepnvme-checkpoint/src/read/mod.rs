@@ -1,8 +1,8 @@
-//! Loading: parse a file's metadata, then read the wanted byte ranges straight into memory.
+//! Loads: a file's metadata is parsed, and then the wanted byte ranges are read straight into memory.
 //!
 //! ```text
-//! Reader::open -> contents             (open: head, tail, directory, pickle or header)
-//! load_buffer::plan  -> byte ranges          (pure)
+//! Reader::open -> metadata             (open: head, tail, directory, pickle or header)
+//! load_buffer::plan -> byte ranges     (pure)
 //! Reader::start -> Loading             (the engine reads; the caller creates its objects meanwhile)
 //! Loading::finish                      (compares headers and checksums with the data)
 //! ```
@@ -16,11 +16,12 @@ use deepnvme_format::pickle::Graph;
 use deepnvme_format::set::FileFingerprint;
 use deepnvme_format::state::PickledState;
 use deepnvme_format::{Error as FormatError, safetensors};
+use deepnvme_io::fs::Stat;
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Engine, ReadItem, TensorFile};
 
-use crate::error::{Error, Result};
-use extent::{header_of, header_room, sealed_room};
+use crate::error::{DamagedPart, Error, Result};
+use extent::{header_bytes_min, header_of, own_header_bytes};
 use file_checksums::FileChecksums;
 
 mod extent;
@@ -30,6 +31,7 @@ mod full_verify;
 mod load_buffer;
 mod loading;
 mod open;
+mod time_budget;
 mod verify;
 
 pub use extent::Extent;
@@ -44,7 +46,7 @@ pub use verify::Verify;
 
 /// The file format, with its metadata.
 #[derive(Debug)]
-pub enum Contents {
+pub enum FileMetadata {
     /// A torch archive: the objects, and their tensors by name. The extents are the storages of `state`, in order.
     Archive {
         /// The objects.
@@ -62,8 +64,17 @@ pub enum Contents {
 /// Maximum size of a verified index. Sidecar and directory have limits of their own.
 const INDEX_BYTES_MAX: u64 = 1 << 30;
 
-fn stamps_of(file: &TensorFile) -> Result<Vec<(u64, i128)>> {
-    Ok(file.stats()?.iter().map(|stat| (stat.bytes, stat.modified_ns)).collect())
+/// The state of a file, or of a part of a stripe set, that a write changes.
+#[derive(Debug, PartialEq, Eq)]
+struct FileStamp {
+    bytes: u64,
+    modified_ns: i128,
+}
+
+/// Returns the stamp of each part of a file.
+fn stamps_of(file: &TensorFile) -> Result<Vec<FileStamp>> {
+    let stamp = |stat: &Stat| FileStamp { bytes: stat.bytes, modified_ns: stat.modified_ns };
+    Ok(file.stats()?.iter().map(stamp).collect())
 }
 
 /// An open checkpoint file.
@@ -72,56 +83,57 @@ pub struct Reader {
     path: PathBuf,
     file: Arc<TensorFile>,
     file_bytes: u64,
-    contents: Contents,
-    /// The extents of the contents, followed by an archive's other records.
+    metadata: FileMetadata,
+    /// The extents, followed by an archive's other records.
     records: Vec<Extent>,
-    extents: usize,
+    /// How many of `records` are extents; the rest are an archive's other records.
+    extent_count: usize,
     /// Whether the headers of all extents have been read.
     is_resolved: bool,
-    /// The file as it was before anything was read: size and modification time of each part.
-    stamps: Vec<(u64, i128)>,
+    /// The parts of the file before anything was read.
+    stamps: Vec<FileStamp>,
     checksums: FileChecksums,
 }
 
 impl Reader {
-    /// The path of the file.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The size of the file.
+    /// Returns the size of the file.
     #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
-    /// The open file.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> &Arc<TensorFile> {
         &self.file
     }
 
-    /// The file format, with its metadata.
+    /// Returns the file format, with its metadata.
     #[must_use]
-    pub fn contents(&self) -> &Contents {
-        &self.contents
+    pub fn file_metadata(&self) -> &FileMetadata {
+        &self.metadata
     }
 
-    /// The byte ranges of the storages or tensors.
+    /// Returns the byte ranges of the storages or tensors.
     #[must_use]
     pub fn extents(&self) -> &[Extent] {
-        &self.records[..self.extents]
+        &self.records[..self.extent_count]
     }
 
-    /// The checksums of an extent's chunks, if the file contains them.
+    /// Returns the checksums of an extent's chunks, if the file contains them.
     #[must_use]
     pub fn checksums(&self, extent: usize) -> Option<&[u64]> {
         self.checksums.chunks.as_ref()?.get(&self.records[extent].name).map(Vec::as_slice)
     }
 
-    /// Checks that nothing has written to the file since it was opened. Call it after the last read if you give the
-    /// data new checksums: data that was compared may have changed before it was read again.
+    /// Checks that nothing has written to the file since it was opened. Call it after the last read before you give the
+    /// data new checksums. Otherwise a change between verifying and rereading would get valid checksums.
     ///
     /// # Errors
     /// `Changed`, or `Io`.
@@ -132,11 +144,11 @@ impl Reader {
     /// Returns whether the offset of every extent is certain. In an archive, [`resolve`](Self::resolve) makes it so.
     #[must_use]
     pub fn has_exact_offsets(&self) -> bool {
-        self.is_resolved || matches!(self.contents, Contents::Safetensors { .. })
+        self.is_resolved || matches!(self.metadata, FileMetadata::Safetensors { .. })
     }
 
-    /// Returns whether the checksums cover the headers of an archive's records. An offset is wrong then only if the
-    /// file is damaged, and each read compares the headers of what it reads.
+    /// Returns whether the checksums cover the headers of an archive's records. Then an offset can be wrong only in a
+    /// damaged file, and every read compares its headers.
     #[must_use]
     pub fn covers_headers(&self) -> bool {
         self.checksums.covers_headers()
@@ -159,13 +171,13 @@ impl Reader {
     ///
     /// # Errors
     /// `Damaged`, or `Format` if the checksums themselves are damaged.
-    pub fn check(&self) -> Result<()> {
+    pub fn check_metadata(&self) -> Result<()> {
         self.checksums.refused.clone().map_or(Ok(()), Err)
     }
 
-    /// The CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar (if it has
-    /// none, from its directory) to the end. Together with the file's size it identifies the file, as a save's
-    /// `index_crc64` does.
+    /// Returns the CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar
+    /// (if it has none, from its directory) to the end. Together with the file's size it identifies the file, as a
+    /// save's `index_crc64` does.
     ///
     /// # Errors
     /// `Io`, or `Format` if the index is too long.
@@ -186,22 +198,22 @@ impl Reader {
         load_buffer::plan(&self.records, wanted, self.file_bytes)
     }
 
-    /// Reads the headers of these extents to find where their data begins. [`check`](Self::check) then reports a header
-    /// that the checksums cover and that differs.
+    /// Reads the headers of these extents to find where their data begins. [`check_metadata`](Self::check_metadata)
+    /// then reports a header that the checksums cover and that differs.
     ///
     /// # Errors
     /// `Io`, and `Format` if a header contradicts the directory.
     pub fn resolve(&mut self, engine: &Engine, wanted: &[usize]) -> Result<()> {
-        if !matches!(self.contents, Contents::Archive { .. }) {
+        if !matches!(self.metadata, FileMetadata::Archive { .. }) {
             return Ok(());
         }
         // A header that the checksums cover is as long as the directory implies, and all of it is compared.
-        let room = |extent: &Extent| match self.checksums.covers_headers() {
-            true => sealed_room(extent),
-            false => header_room(extent),
+        let header_bytes = |extent: &Extent| match self.checksums.covers_headers() {
+            true => own_header_bytes(extent),
+            false => header_bytes_min(extent),
         };
         let targets: Vec<RegionMut> =
-            wanted.iter().map(|extent| RegionMut::from_vec(vec![0; room(&self.records[*extent])])).collect();
+            wanted.iter().map(|extent| RegionMut::from_vec(vec![0; header_bytes(&self.records[*extent])])).collect();
         let views: Vec<Region> = targets.iter().map(RegionMut::region).collect();
         let items = wanted.iter().zip(targets).map(|(extent, target)| ReadItem {
             file: Arc::clone(&self.file),
@@ -229,7 +241,8 @@ impl Reader {
             }
             extent.data_offset = data_offset;
         }
-        self.is_resolved |= (0..self.extents).eq(wanted.iter().copied().take(self.extents));
+        // Callers resolve all extents at once and in order, or some of them.
+        self.is_resolved |= (0..self.extent_count).eq(wanted.iter().copied().take(self.extent_count));
         Ok(())
     }
 
@@ -241,15 +254,15 @@ impl Reader {
         if names.is_empty() {
             return Ok(());
         }
-        let there: HashSet<&str> = match &self.contents {
-            Contents::Archive { state, .. } => state.tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
-            Contents::Safetensors { header } => header.tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+        let there: HashSet<&str> = match &self.metadata {
+            FileMetadata::Archive { state, .. } => state.tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+            FileMetadata::Safetensors { header } => header.tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
         };
         let missing = names.iter().find(|name| !there.contains(name.as_str()));
         missing.map_or(Ok(()), |name| {
             let what = format!(
                 "the file has no tensor {name:?}, which its index lists; restore one of them from a copy, or \
-                 name the file itself to have what is there"
+                 load the file by its own name"
             );
             Err(Error::format(&self.path, FormatError::Corrupt { offset: 0, what }))
         })
@@ -258,18 +271,13 @@ impl Reader {
     /// Checks that this is the file that a list identifies.
     ///
     /// # Errors
-    /// `Damaged` if it is another file, or `Io`.
+    /// `NotListed` if it is another file, or `Io`.
     pub fn compare_fingerprint(&self, engine: &Engine, fingerprint: FileFingerprint) -> Result<()> {
         let FileFingerprint { bytes, index_crc64 } = fingerprint;
         if self.file_bytes == bytes && self.index_crc64(engine)? == index_crc64 {
             return Ok(());
         }
-        Err(file_checksums::damaged(
-            &self.path,
-            "the file",
-            0..self.file_bytes,
-            "it is not the one that its index was written with",
-        ))
+        Err(Error::NotListed { path: self.path.clone() })
     }
 
     /// Starts to read byte ranges of the file into memory. Each target is as long as its buffer.
@@ -280,26 +288,27 @@ impl Reader {
     /// # Panics
     /// If a target's length differs from its buffer's.
     pub fn start(self: &Arc<Self>, engine: &Engine, targets: Vec<(LoadBuffer, RegionMut)>) -> Result<Loading> {
-        let mut loading = self.begin(engine);
+        let mut loading = self.empty_load(engine);
         loading.add(engine, targets)?;
         Ok(loading)
     }
 
     /// Begins a load whose byte ranges are [added](Loading::add) one group after the other.
     #[must_use]
-    pub fn begin(self: &Arc<Self>, engine: &Engine) -> Loading {
+    pub fn empty_load(self: &Arc<Self>, engine: &Engine) -> Loading {
         Loading::new(Arc::clone(self), engine)
     }
 
-    pub(crate) fn mismatch(&self, extent: &Extent, at: u64, bytes: u64, checksums: &'static str) -> Error {
+    pub(crate) fn mismatch(&self, extent: &Extent, at: u64, bytes: u64, detail: &'static str) -> Error {
         let offset = extent.data_offset + at;
-        let tensors = self.tensors_in(extent);
-        Error::Damaged { path: self.path.clone(), name: extent.name.clone(), tensors, offset, bytes, checksums }
+        let part = DamagedPart::Record { name: extent.name.clone(), tensors: self.tensors_in(extent) };
+        file_checksums::damaged(&self.path, part, offset..offset + bytes, detail)
     }
 
-    /// The names of the tensors in a storage of an archive. The extents of a safetensors file are tensors themselves.
+    /// Returns the names of the tensors in a storage of an archive. The extents of a safetensors file are tensors
+    /// themselves.
     fn tensors_in(&self, extent: &Extent) -> Vec<String> {
-        let Contents::Archive { state, .. } = &self.contents else { return Vec::new() };
+        let FileMetadata::Archive { state, .. } = &self.metadata else { return Vec::new() };
         let storage = self.extents().iter().position(|other| std::ptr::eq(other, extent));
         let tensors = state.tensors.iter().filter(|tensor| Some(tensor.storage) == storage && tensor.is_named);
         tensors.map(|tensor| tensor.name.clone()).collect()

@@ -1,4 +1,4 @@
-//! Parsing a file's metadata, in two reads if possible.
+//! The parser of a file's metadata, with two reads if possible.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -18,9 +18,9 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
 use super::extent::{ELEMENT_ALIGNMENT, Extent, HEADER_BYTES_MAX, header_of};
-use super::file_checksums::{self, Coverage, FileChecksums};
-use super::{Contents, INDEX_BYTES_MAX, Reader, load_buffer, stamps_of};
-use crate::error::{Error, Result};
+use super::file_checksums::{self, Coverage, DescribedFile, FileChecksums};
+use super::{FileMetadata, FileStamp, INDEX_BYTES_MAX, Reader, load_buffer, stamps_of};
+use crate::error::{DamagedPart, Error, Result};
 
 /// Bytes to read from the start before the format is known.
 const HEAD_BYTES: u64 = 128 << 10;
@@ -64,11 +64,11 @@ impl Reader {
 }
 
 /// The parsed metadata of a file.
-struct Metadata {
-    contents: Contents,
-    /// The extents of the contents, followed by an archive's other records.
+struct ParsedFile {
+    metadata: FileMetadata,
+    /// The extents, followed by an archive's other records.
     records: Vec<Extent>,
-    extents: usize,
+    extent_count: usize,
     checksums: FileChecksums,
 }
 
@@ -94,7 +94,7 @@ struct FileEnds<'a> {
     engine: &'a Engine,
     file: Arc<TensorFile>,
     file_bytes: u64,
-    stamps: Vec<(u64, i128)>,
+    stamps: Vec<FileStamp>,
     head: Vec<u8>,
     tail: Vec<u8>,
 }
@@ -110,7 +110,7 @@ impl<'a> FileEnds<'a> {
     }
 
     fn read_all(self) -> Result<Reader, Failure> {
-        let Metadata { contents, records, extents, checksums } = if self.head.starts_with(ZIP_MAGIC) {
+        let ParsedFile { metadata, records, extent_count, checksums } = if self.head.starts_with(ZIP_MAGIC) {
             self.archive()?
         } else if self.head.get(LENGTH_BYTES as usize) == Some(&b'{') {
             self.safetensors()?
@@ -119,7 +119,7 @@ impl<'a> FileEnds<'a> {
         };
         let Self { file, file_bytes, stamps, .. } = self;
         let path = file.path().to_path_buf();
-        Ok(Reader { path, file, file_bytes, contents, records, extents, is_resolved: false, stamps, checksums })
+        Ok(Reader { path, file, file_bytes, metadata, records, extent_count, is_resolved: false, stamps, checksums })
     }
 
     /// Returns bytes of the file, from the ends read already if possible.
@@ -148,7 +148,7 @@ impl<'a> FileEnds<'a> {
         ranges.iter().map(bytes).collect()
     }
 
-    fn archive(&self) -> Result<Metadata, Failure> {
+    fn archive(&self) -> Result<ParsedFile, Failure> {
         let end = archive::find_end(&self.tail, self.file_bytes - self.tail.len() as u64)?;
         let directory_range = end.directory_offset..end.directory_offset + end.directory_bytes;
         let directory = Directory::parse(&self.bytes(directory_range)?, end, self.file_bytes)?;
@@ -169,13 +169,13 @@ impl<'a> FileEnds<'a> {
         let graph = pickle::parse(&self.record(pickle_record, PICKLE_BYTES_MAX)?)?;
         let state = PickledState::of(&graph)?;
         let mut records = storages(&directory, &state)?;
-        let extents = records.len();
+        let extent_count = records.len();
         records.extend(others(&directory, &records));
         let checksums = match directory.find(SIDECAR) {
-            Some(record) => self.archive_checksums(record, &records, extents)?,
+            Some(record) => self.archive_checksums(record, &records, extent_count)?,
             None => self.without_sidecar(&records, end.directory_offset..self.file_bytes)?,
         };
-        Ok(Metadata { contents: Contents::Archive { graph, state }, records, extents, checksums })
+        Ok(ParsedFile { metadata: FileMetadata::Archive { graph, state }, records, extent_count, checksums })
     }
 
     /// Checks the header of the last record: a sidecar whose name in the directory is damaged is still named there.
@@ -183,8 +183,8 @@ impl<'a> FileEnds<'a> {
         let Some(last) = records.iter().max_by_key(|record| record.header_offset) else {
             return Ok(FileChecksums::none(Coverage::Data, index));
         };
-        let room = LOCAL_BYTES + last.record_name.len() as u64;
-        let bytes = self.bytes(last.header_offset..(last.header_offset + room).min(self.file_bytes))?;
+        let header_bytes = LOCAL_BYTES + last.record_name.len() as u64;
+        let bytes = self.bytes(last.header_offset..(last.header_offset + header_bytes).min(self.file_bytes))?;
         Ok(match header_of(self.file.path(), last, &bytes) {
             Ok(_) => FileChecksums::none(Coverage::Data, index),
             Err(error) => FileChecksums::refused(error, index),
@@ -193,7 +193,12 @@ impl<'a> FileEnds<'a> {
 
     /// Verifies the parts of an archive that the sidecar covers and that no load reads: the index, the short
     /// non-storages, and the headers of empty storages.
-    fn archive_checksums(&self, record: &Record, records: &[Extent], extents: usize) -> Result<FileChecksums, Failure> {
+    fn archive_checksums(
+        &self,
+        record: &Record,
+        records: &[Extent],
+        extent_count: usize,
+    ) -> Result<FileChecksums, Failure> {
         let path = self.file.path();
         let index = record.header_offset..self.file_bytes;
         let text = match self.record(record, SIDECAR_BYTES_MAX) {
@@ -212,16 +217,17 @@ impl<'a> FileEnds<'a> {
         {
             // Rewriting by another program moves the record or appends others, so this is damage.
             return Ok(FileChecksums::refused(
-                file_checksums::damaged(path, "the index", index.clone(), "the size of the file"),
+                file_checksums::damaged(path, DamagedPart::Unnamed("the index"), index.clone(), "the size of the file"),
                 index,
             ));
         }
         let check = |saved| self.compare_index(record, index.clone(), saved);
-        let checksums = FileChecksums::new(path, sidecar, records, frame, check, Coverage::Data);
+        let file = DescribedFile { path, records, frame, if_frame_differs: Coverage::Data };
+        let checksums = FileChecksums::new(&file, sidecar, check);
         if !checksums.covers_headers() {
             return Ok(checksums);
         }
-        match self.compare_others(records, extents, &checksums) {
+        match self.compare_others(records, extent_count, &checksums) {
             Ok(()) => Ok(checksums),
             Err(error @ Error::Damaged { .. }) => Ok(FileChecksums::refused(error, index)),
             Err(error) => Err(error.into()),
@@ -231,7 +237,8 @@ impl<'a> FileEnds<'a> {
     /// Compares the sidecar, the directory and the bytes between with their checksum.
     fn compare_index(&self, record: &Record, index: Range<u64>, saved: u64) -> Result<()> {
         let path = self.file.path();
-        let damaged = || file_checksums::damaged(path, "the directory of the archive", index.clone(), "CRC-64");
+        let part = DamagedPart::Unnamed("the directory of the archive");
+        let damaged = || file_checksums::damaged(path, part.clone(), index.clone(), "CRC-64");
         if index.end - index.start > INDEX_BYTES_MAX {
             return Err(damaged());
         }
@@ -251,12 +258,12 @@ impl<'a> FileEnds<'a> {
     }
 
     /// Compares the non-storage records, and the headers of empty storages, which no load reads.
-    fn compare_others(&self, records: &[Extent], extents: usize, checksums: &FileChecksums) -> Result<()> {
+    fn compare_others(&self, records: &[Extent], extent_count: usize, checksums: &FileChecksums) -> Result<()> {
         let path = self.file.path();
         if records.iter().all(|record| record.header_offset > 0) {
             return Err(file_checksums::damaged(
                 path,
-                "the beginning of the archive",
+                DamagedPart::Unnamed("the beginning of the archive"),
                 0..LOCAL_BYTES,
                 "no record begins there",
             ));
@@ -265,10 +272,10 @@ impl<'a> FileEnds<'a> {
         let is_read = |record: &Extent| record.bytes <= OTHER_BYTES_MAX && record.name != PICKLE;
         // Bounds the memory that a malicious file can request.
         let mut left = OTHERS_BYTES_MAX;
-        let wanted: Vec<&Extent> = records[..extents]
+        let wanted: Vec<&Extent> = records[..extent_count]
             .iter()
             .filter(|record| record.bytes == 0)
-            .chain(&records[extents..])
+            .chain(&records[extent_count..])
             .take_while(|record| {
                 let bytes = record.end() - record.header_offset;
                 left = left.saturating_sub(if is_read(record) { bytes } else { bytes - record.bytes });
@@ -285,7 +292,12 @@ impl<'a> FileEnds<'a> {
                 checksums.chunks.as_ref().and_then(|saved| saved.get(&record.name)).map_or(&[][..], Vec::as_slice);
             let differs = |(chunk, saved): (&[u8], &u64)| checksums::covered_sum(chunk, &[]) != *saved;
             if data.chunks(CHUNK_BYTES as usize).zip(chunks).any(differs) {
-                return Err(file_checksums::damaged(path, &record.name, record.data_offset..record.end(), "CRC-64"));
+                return Err(file_checksums::damaged(
+                    path,
+                    DamagedPart::record(&record.name),
+                    record.data_offset..record.end(),
+                    "CRC-64",
+                ));
             }
         }
         Ok(())
@@ -298,8 +310,8 @@ impl<'a> FileEnds<'a> {
             return Err(FormatError::Unsupported(text).into());
         }
         // One read includes the header: its padding is short, unless the first estimate is off.
-        let header_room = (record.data_offset - record.header_offset).min(HEADER_BYTES_MAX);
-        let range = record.header_offset..(record.header_offset + header_room + record.bytes).min(self.file_bytes);
+        let header_bytes_max = (record.data_offset - record.header_offset).min(HEADER_BYTES_MAX);
+        let range = record.header_offset..(record.header_offset + header_bytes_max + record.bytes).min(self.file_bytes);
         let mut bytes = self.bytes(range)?;
         let lost = || FormatError::Corrupt {
             offset: record.header_offset,
@@ -310,16 +322,15 @@ impl<'a> FileEnds<'a> {
         let data = bytes.get(from..from + record.bytes as usize).filter(|_| header.name == record.name.as_bytes());
         let data = data.ok_or_else(lost)?;
         if checksums::checksums_of(data).crc32 != record.crc32 {
-            let (name, offset) = (record.name.clone(), record.header_offset + header.header_bytes);
-            let (path, tensors) = (self.file.path().to_path_buf(), Vec::new());
-            return Err(Error::Damaged { path, name, tensors, offset, bytes: record.bytes, checksums: "CRC-32" }.into());
+            let (part, offset) = (DamagedPart::record(&record.name), record.header_offset + header.header_bytes);
+            return Err(file_checksums::damaged(self.file.path(), part, offset..offset + record.bytes, "CRC-32").into());
         }
         bytes.drain(..from);
         bytes.truncate(record.bytes as usize);
         Ok(bytes)
     }
 
-    fn safetensors(&self) -> Result<Metadata, Failure> {
+    fn safetensors(&self) -> Result<ParsedFile, Failure> {
         let mut length = [0; LENGTH_BYTES as usize];
         length.copy_from_slice(&self.head[..LENGTH_BYTES as usize]);
         let json_bytes = safetensors::Header::json_bytes(length, self.file_bytes)?;
@@ -343,11 +354,16 @@ impl<'a> FileEnds<'a> {
             }
             None => FileChecksums::none(Coverage::Nothing, 0..data_offset),
         };
-        Ok(Metadata { contents: Contents::Safetensors { header }, extents: extents.len(), records: extents, checksums })
+        Ok(ParsedFile {
+            metadata: FileMetadata::Safetensors { header },
+            extent_count: extents.len(),
+            records: extents,
+            checksums,
+        })
     }
 }
 
-/// The records of the storages, in the order of the state.
+/// Returns the records of the storages, in the order of the state.
 fn storages(directory: &Directory, state: &PickledState) -> FormatResult<Vec<Extent>> {
     let extent = |storage: &deepnvme_format::state::Storage| {
         let name = format!("{STORAGES}{}", storage.key);
@@ -364,7 +380,7 @@ fn storages(directory: &Directory, state: &PickledState) -> FormatResult<Vec<Ext
     state.storages.iter().map(extent).collect()
 }
 
-/// The records that are not storages of the state. The sidecar is not among them: the index checksum covers it.
+/// Returns the records that are not storages of the state. The sidecar is not among them: the index checksum covers it.
 fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let known: HashSet<&str> = storages.iter().map(|storage| storage.record_name.as_str()).collect();
     let sidecar = directory.find(SIDECAR).map(|record| record.name.as_str());

@@ -1,41 +1,41 @@
-//! Comparing loaded data with its checksums on several cores, while the rest is still being read.
+//! The comparison of loaded data with its checksums on several cores, while the rest is still being read.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, PartChecksums, RecordChecksums};
 use deepnvme_io::GpuAccess;
 use deepnvme_io::mem::Region;
 use deepnvme_io::mem::sync::ignore_poison;
 
+use super::time_budget::TimeBudget;
 use super::{Coverage, LoadBuffer, Reader};
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::sync::{AtomicU64, Instant, Mutex, thread};
+use crate::sync::{AtomicU64, Instant, Mutex, lock};
 use crate::work_queue;
+use crate::write::STEP_BYTES;
+
+/// A sample compares one chunk in this many.
+pub(super) const SAMPLE: usize = 32;
+/// Description of a record's CRC-32 in errors.
+const CRC32: &str = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
 
 /// How much of the loaded data to compare with checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
     /// Nothing.
     Off,
-    /// One chunk in `SAMPLE`, chosen at random, and at least one. Nothing without a sidecar; CRC-32s count only for
+    /// One chunk in 32, chosen at random, and at least one. Nothing without a sidecar; CRC-32s count only for
     /// `Full`.
     Sample,
-    /// At least a sample, and as much as `LOAD_FRACTION` of the load's time allows: everything if the CPUs hash that
-    /// fast. Nothing without a sidecar, as for `Sample`.
+    /// At least a sample, and as much as 3 % of the load's time allows: everything if the CPUs hash that fast. Nothing
+    /// without a sidecar, as for `Sample`.
     #[default]
     Auto,
     /// Everything. A file without checksums is refused. Torch archives have a CRC-32 for each record.
     Full,
 }
-
-/// The fraction of a load's cost that verification may use. While data arrives, the time of its threads, by the clock,
-/// is limited to this fraction of the time of all CPUs; afterwards, its duration to this fraction of the load's.
-const LOAD_FRACTION: f64 = 0.03;
-/// Always allowed: too short to notice.
-const FREE_TIME: Duration = Duration::from_micros(100);
 
 /// The bytes of a load that were compared with checksums, and those that were not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,43 +45,6 @@ pub(super) struct Compared {
     /// Bytes skipped.
     pub(super) skipped: u64,
 }
-
-/// The time that verification has used, and its limit.
-struct TimeBudget {
-    began: Instant,
-    spent_ns: AtomicU64,
-    cpus: f64,
-}
-
-impl TimeBudget {
-    fn new(began: Instant) -> Self {
-        let cpus = thread::available_parallelism().map_or(1, std::num::NonZero::get) as f64;
-        Self { began, spent_ns: AtomicU64::new(0), cpus }
-    }
-
-    /// Returns whether time is left while data arrives.
-    fn is_left(&self) -> bool {
-        let allowed = self.began.elapsed().mul_f64(LOAD_FRACTION * self.cpus).max(FREE_TIME);
-        u128::from(self.spent_ns.load(Ordering::Relaxed)) < allowed.as_nanos()
-    }
-
-    /// The deadline for the remaining chunks once all data has arrived.
-    fn deadline(&self) -> Instant {
-        Instant::now() + self.began.elapsed().mul_f64(LOAD_FRACTION)
-    }
-
-    fn spend<T>(&self, mut work: impl FnMut() -> T) -> T {
-        let began = Instant::now();
-        let done = work();
-        self.spent_ns.fetch_add(began.elapsed().as_nanos() as u64, Ordering::Relaxed);
-        done
-    }
-}
-
-/// Bytes copied and then hashed at a time, small enough for the cache of one core.
-pub(super) const STEP_BYTES: u64 = 128 << 10;
-/// A sample compares one chunk in this many.
-pub(super) const SAMPLE: usize = 32;
 
 /// Allocates the buffer of one hashing thread.
 pub(super) fn scratch() -> Vec<u8> {
@@ -94,45 +57,23 @@ type WaitForRange<'a> = &'a (dyn Fn(usize, u64, u64) -> Result<()> + Sync);
 /// Compares chunks and records with their checksums, in any order, on any thread.
 pub(super) struct Comparison<'a> {
     reader: &'a Reader,
-    /// The checksums of each extent's chunks, if only the whole record has one.
-    parts: Vec<Mutex<Vec<(u64, PartChecksums)>>>,
+    /// For files that have only a CRC-32 per record: the checksums of each extent's chunks, to be combined in `finish`.
+    partial_checksums: Vec<Mutex<Vec<(u64, PartChecksums)>>>,
 }
-
-impl Reader {
-    /// Returns whether the file contains checksums to compare with.
-    pub(crate) fn is_verifiable(&self) -> bool {
-        self.has_checksums() || self.coverage() == Coverage::Data
-    }
-
-    /// Compares the checksums of a copied extent with those of the file.
-    pub(crate) fn compare_checksums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
-        let extent = &self.extents()[index];
-        let Some(chunks) = self.checksums(index) else {
-            let is_same = extent.crc32.is_none_or(|crc32| crc32 == copy.crc32);
-            return if is_same { Ok(()) } else { Err(self.mismatch(extent, 0, extent.bytes, CRC32)) };
-        };
-        let different = chunks.iter().zip(&copy.chunks).position(|(saved, copied)| saved != copied);
-        different.map_or(Ok(()), |chunk| {
-            let start = chunk as u64 * CHUNK_BYTES;
-            Err(self.mismatch(extent, start, CHUNK_BYTES.min(extent.bytes - start), "CRC-64"))
-        })
-    }
-}
-
-/// Description of a record's CRC-32 in errors.
-const CRC32: &str = "CRC-32; torch.serialization.set_crc32_options(False) leaves wrong ones";
 
 impl<'a> Comparison<'a> {
     /// Creates a comparison for a file that contains checksums.
     pub(super) fn new(reader: &'a Reader) -> Result<Self> {
-        reader.check()?;
+        reader.check_metadata()?;
         if !reader.is_verifiable() {
             let is_stale = reader.coverage() == Coverage::Stale;
             return Err(Error::NoChecksums { path: reader.path().to_path_buf(), is_stale });
         }
-        let wants_parts = !reader.has_checksums();
-        let parts = if wants_parts { reader.records.iter().map(|_| Mutex::default()).collect() } else { Vec::new() };
-        Ok(Self { reader, parts })
+        let partial_checksums = match reader.has_checksums() {
+            true => Vec::new(),
+            false => reader.records.iter().map(|_| Mutex::default()).collect(),
+        };
+        Ok(Self { reader, partial_checksums })
     }
 
     /// Compares one chunk, or notes its checksum if only the whole record has one. `step(from, out)` fills `out` with
@@ -160,7 +101,7 @@ impl<'a> Comparison<'a> {
             Some(saved) if saved == checksums.crc64 => Ok(()),
             Some(_) => Err(self.reader.mismatch(&self.reader.records[extent], start, bytes, "CRC-64")),
             None => {
-                ignore_poison(self.parts[extent].lock()).push((start, checksums));
+                lock(&self.partial_checksums[extent]).push((start, checksums));
                 Ok(())
             }
         }
@@ -168,12 +109,12 @@ impl<'a> Comparison<'a> {
 
     /// Compares records that have a single checksum.
     pub(super) fn finish(&self) -> Result<()> {
-        for (extent, parts) in self.reader.records.iter().zip(&self.parts) {
-            let mut parts = std::mem::take(&mut *ignore_poison(parts.lock()));
+        for (extent, partial_checksums) in self.reader.records.iter().zip(&self.partial_checksums) {
+            let mut parts = std::mem::take(&mut *lock(partial_checksums));
             if parts.is_empty() {
                 continue;
             }
-            // A record that fills several tensors is compared in each.
+            // A record in several buffers was hashed once in each.
             parts.sort_unstable_by_key(|(start, part)| (*start, part.bytes, part.crc32, part.crc64));
             parts.dedup();
             if parts.windows(2).any(|pair| pair[0].0 == pair[1].0) {
@@ -287,7 +228,7 @@ impl<'a> VerifyPlan<'a> {
             if chunk.is_required || self.budget.as_ref().is_none_or(TimeBudget::is_left) {
                 return compare(chunk, scratch);
             }
-            ignore_poison(deferred.lock()).push(*chunk);
+            lock(&deferred).push(*chunk);
             Ok(())
         })?;
         let deferred = ignore_poison(deferred.into_inner());
@@ -314,5 +255,26 @@ impl<'a> VerifyPlan<'a> {
             Ok(self.access.copy_to_slice(memory, (range.start + at) as usize, step)?)
         })?;
         Ok(bytes)
+    }
+}
+
+impl Reader {
+    /// Returns whether the file contains checksums to compare with.
+    pub(crate) fn is_verifiable(&self) -> bool {
+        self.has_checksums() || self.coverage() == Coverage::Data
+    }
+
+    /// Compares the checksums of a copied extent with those of the file.
+    pub(crate) fn compare_checksums(&self, index: usize, copy: &RecordChecksums) -> Result<()> {
+        let extent = &self.extents()[index];
+        let Some(chunks) = self.checksums(index) else {
+            let is_same = extent.crc32.is_none_or(|crc32| crc32 == copy.crc32);
+            return if is_same { Ok(()) } else { Err(self.mismatch(extent, 0, extent.bytes, CRC32)) };
+        };
+        let different = chunks.iter().zip(&copy.chunks).position(|(saved, copied)| saved != copied);
+        different.map_or(Ok(()), |chunk| {
+            let start = chunk as u64 * CHUNK_BYTES;
+            Err(self.mismatch(extent, start, CHUNK_BYTES.min(extent.bytes - start), "CRC-64"))
+        })
     }
 }

@@ -16,22 +16,23 @@ pub struct Record {
     /// Its name below the archive's root.
     pub name: String,
     /// Its data.
-    pub bytes: DataSource,
+    pub data: DataSource,
 }
 
-/// The plan of an archive. Its last record is the sidecar, if it has one.
-pub(super) struct ArchiveHeaders {
+/// An archive to write: its plan, from which headers and index are rendered. The last record is the sidecar, if there
+/// is one.
+pub(super) struct ArchiveFile {
     plan: ArchivePlan,
     /// Number of records without the sidecar.
     records: usize,
     has_checksums: bool,
 }
 
-impl ArchiveHeaders {
+impl ArchiveFile {
     pub(super) fn new(path: &Path, records: &[Record], has_checksums: bool) -> Result<Self> {
         let file_name = path.file_name().unwrap_or_default().to_string_lossy();
         let mut specs: Vec<RecordSpec<'_>> = Vec::with_capacity(records.len() + 1);
-        specs.extend(records.iter().map(|record| RecordSpec { name: &record.name, bytes: record.bytes.bytes() }));
+        specs.extend(records.iter().map(|record| RecordSpec { name: &record.name, bytes: record.data.bytes() }));
         if has_checksums {
             let bare_bytes =
                 checksums::encode(specs.iter().map(|spec| (spec.name, &[][..])), Frame::default()).len() as u64;
@@ -55,14 +56,14 @@ impl ArchiveHeaders {
         spans
     }
 
-    /// Start of the part that depends on all checksums.
+    /// Returns the start of the part that depends on all checksums.
     fn late_offset(&self) -> u64 {
         let sidecar = self.plan.records().get(self.records);
         sidecar.map_or(self.plan.index_offset(), |record| record.header_offset)
     }
 }
 
-impl HeaderRenderer for ArchiveHeaders {
+impl HeaderRenderer for ArchiveFile {
     fn name(&self, record: usize) -> &str {
         self.plan.name(record)
     }
@@ -96,7 +97,7 @@ impl HeaderRenderer for ArchiveHeaders {
     }
 }
 
-impl ArchiveHeaders {
+impl ArchiveFile {
     /// Renders the sidecar with its header, the gap, and the directory.
     fn index_of(&self, text: &[u8], crc32: &[u32], text_crc32: u32) -> Vec<u8> {
         let mut bytes = self.plan.header(self.records, text_crc32);

@@ -1,30 +1,29 @@
-//! The data source of a record: memory, or a file that is being converted. Signs may be inverted on the way.
+//! The data source of a record: memory, or a file that is being converted. Signs may be flipped on the way.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use deepnvme_file::aligned_range::read_range;
 use deepnvme_format::{Dtype, Signs};
-use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Region, Strided};
 use deepnvme_io::{Engine, GpuAccess, TensorFile};
 
 use super::sign_flips::SignFlips;
 use crate::error::Result;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 /// The data source of a record.
 #[derive(Clone, Debug)]
 pub struct DataSource {
     pub(super) place: Place,
-    /// Sign bits to invert while copying, for torch's lazy negatives and conjugates.
+    /// Sign bits to flip while copying, for torch's lazy negatives and conjugates.
     flips: Option<SignFlips>,
 }
 
 /// Where the bytes of a record are.
 #[derive(Clone, Debug)]
 pub(crate) enum Place {
-    /// Memory, in row-major order if it is strided.
+    /// Host memory. Strided memory is read in row-major order.
     Memory(Region),
     /// Memory on a GPU.
     Gpu(GpuBytes),
@@ -57,8 +56,8 @@ pub(crate) struct FileBytes {
 #[derive(Clone, Debug)]
 pub(crate) struct FileView {
     pub(crate) storage: FileBytes,
-    /// Offset of the first element.
-    pub(crate) at: usize,
+    /// Offset of the first element, in bytes.
+    pub(crate) offset_bytes: usize,
     pub(crate) layout: Strided,
     pub(crate) last: Arc<StorageCache>,
 }
@@ -83,29 +82,15 @@ impl DataSource {
         }
     }
 
-    /// Inverts signs on the way from the source to the file. The source stays as it is, and no copy of it is made.
+    /// Flips signs on the way from the source to the file. The source stays as it is, and no copy of it is made.
     ///
     /// # Errors
     /// The reason, if a sign of this type is not a single bit.
-    pub fn with_signs(self, dtype: Dtype, signs: Signs) -> Result<Self, &'static str> {
+    pub fn with_signs(self, dtype: Dtype, signs: Signs) -> Result<Self, String> {
         Ok(Self { flips: SignFlips::of(dtype, signs)?, ..self })
     }
-}
 
-impl From<Region> for DataSource {
-    fn from(memory: Region) -> Self {
-        Place::Memory(memory).into()
-    }
-}
-
-impl From<Place> for DataSource {
-    fn from(place: Place) -> Self {
-        Self { place, flips: None }
-    }
-}
-
-impl DataSource {
-    /// Size of the record.
+    /// Returns the size of the record.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match &self.place {
@@ -135,11 +120,23 @@ impl DataSource {
         }
     }
 
-    /// Inverts the signs in a copied part of the record. `bytes` begins at offset `start` of the record.
+    /// Flips the signs in a copied part of the record. `bytes` begins at offset `start` of the record.
     pub(super) fn flip(&self, start: u64, bytes: &mut [u8]) {
         if let Some(flips) = self.flips {
             flips.apply(start, bytes);
         }
+    }
+}
+
+impl From<Region> for DataSource {
+    fn from(memory: Region) -> Self {
+        Place::Memory(memory).into()
+    }
+}
+
+impl From<Place> for DataSource {
+    fn from(place: Place) -> Self {
+        Self { place, flips: None }
     }
 }
 
@@ -156,7 +153,7 @@ impl FileBytes {
 
 impl FileView {
     fn read(&self) -> Result<Region> {
-        let mut last = ignore_poison(self.last.0.lock());
+        let mut last = lock(&self.last.0);
         let storage = match &*last {
             Some((of, memory)) if of.is(&self.storage) => memory.clone(),
             _ => {
@@ -167,8 +164,8 @@ impl FileView {
                 memory
             }
         };
-        storage.view(self.at, &self.layout).ok_or_else(|| {
-            let detail = format!("elements at {} reach beyond a storage of {} bytes", self.at, storage.len());
+        storage.view(self.offset_bytes, &self.layout).ok_or_else(|| {
+            let detail = format!("elements at {} reach beyond a storage of {} bytes", self.offset_bytes, storage.len());
             let FileBytes { file, range, .. } = &self.storage;
             deepnvme_io::Error::invalid(detail).at_path(file.path()).at_offset(range.start).into()
         })

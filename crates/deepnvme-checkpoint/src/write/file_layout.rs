@@ -6,25 +6,21 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_format::checksums::{CHUNK_BYTES, Hasher, RecordChecksums, checksums_of, chunk_count};
-use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, Slot};
 use deepnvme_io::{GpuAccess, StreamEvents};
 
 use super::data_source::{DataSource, LoadedPart, Place};
 use super::hashed_record::HashedRecord;
 use super::spans::{Content, FileSpan, Pieces, Spans};
-use super::{PIECE_BYTES, checksum_exchange};
+use super::{PIECE_BYTES, STEP_BYTES, checksum_exchange};
 use crate::error::{Error, Result};
-use crate::sync::{Mutex, OnceLock};
-
-/// Bytes copied and then hashed at a time, small enough for the cache of one core.
-const STEP_BYTES: u64 = 128 << 10;
+use crate::sync::{Mutex, OnceLock, lock};
 
 /// Renders the headers of a file format once the checksums are known.
 pub(super) trait HeaderRenderer: Send + Sync {
-    /// The name of a record.
+    /// Returns the name of a record.
     fn name(&self, record: usize) -> &str;
-    /// The header of a record.
+    /// Renders the header of a record.
     fn header(&self, record: usize, crc32: u32) -> Vec<u8>;
     /// Renders the index, which contains all checksums that the file stores.
     fn index(&self, checksums: &[RecordChecksums]) -> Vec<u8>;
@@ -52,16 +48,17 @@ impl FileLayout {
     }
 
     fn sources(&self) -> Arc<[DataSource]> {
-        let sources = ignore_poison(self.sources.lock());
+        let sources = lock(&self.sources);
         Arc::clone(&sources)
     }
 
     /// Lets go of the records' memory. No piece can be assembled afterwards.
     pub(super) fn release_sources(&self) {
-        let released = std::mem::replace(&mut *ignore_poison(self.sources.lock()), Arc::from([]));
+        let released = std::mem::replace(&mut *lock(&self.sources), Arc::from([]));
         drop(released);
     }
 
+    /// Returns the size of the file.
     pub(super) fn bytes(&self) -> u64 {
         self.spans.file_bytes()
     }
@@ -97,20 +94,20 @@ impl FileLayout {
         (self.spans.offset_of_index().unwrap_or(0), self.index.get().map_or(&[][..], Vec::as_slice))
     }
 
-    /// The names of the records, in file order.
+    /// Returns the names of the records, in file order.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         (0..self.records.len()).map(|record| self.headers.name(record))
     }
 
-    /// The CRC-64 of the index with blank checksums: of all names, sizes and offsets. Writers with equal fingerprints
-    /// may each write a part of the file.
-    pub(super) fn fingerprint(&self) -> u64 {
+    /// Returns the CRC-64 of the index with blank checksums: of all names, sizes and offsets. Writers for which it is
+    /// equal may each write a part of the file.
+    pub(super) fn crc64(&self) -> u64 {
         let blank = |record: &HashedRecord| RecordChecksums { crc32: 0, chunks: vec![0; chunk_count(record.bytes())] };
         let blank: Vec<RecordChecksums> = self.records.iter().map(blank).collect();
         checksums_of(&self.headers.index(&blank)).crc64
     }
 
-    /// Splits a range of the file into pieces to write at once and pieces that need the checksums of large records.
+    /// Splits a range of the file into pieces to write immediately and pieces that need the checksums of large records.
     pub(super) fn pieces(&self, range: &Range<u64>) -> Pieces {
         let is_late = |content| match content {
             Content::Header(record) => !self.records[record].is_small(),
@@ -126,20 +123,17 @@ impl FileLayout {
         fetch(spans, &sources, piece, slot)?;
         // Records first: a small record is hashed in the slot, and its header needs the checksum.
         for span in spans {
-            let (range, at) = overlap(span.offset..span.end(), piece);
+            let (within, at) = overlap(span, piece);
             match span.content {
-                Content::Record(record) => {
-                    let within = range.start - span.offset..range.end - span.offset;
-                    copy(&self.records[record], &sources[record], within, at as usize, slot)?;
-                }
-                Content::Gap => slot.as_mut_slice()[at as usize..][..(range.end - range.start) as usize].fill(0),
+                Content::Record(record) => copy(&self.records[record], &sources[record], within, at, slot)?,
+                Content::Gap => slot.as_mut_slice()[at..][..(within.end - within.start) as usize].fill(0),
                 Content::Header(_) | Content::Index => {}
             }
         }
         for span in spans {
-            let (range, at) = overlap(span.offset..span.end(), piece);
-            let within = (range.start - span.offset) as usize..(range.end - span.offset) as usize;
-            let target = &mut slot.as_mut_slice()[at as usize..][..within.len()];
+            let (within, at) = overlap(span, piece);
+            let within = within.start as usize..within.end as usize;
+            let target = &mut slot.as_mut_slice()[at..][..within.len()];
             match span.content {
                 Content::Header(record) => {
                     let crc32 = self.records[record].crc32(&sources[record])?;
@@ -152,18 +146,18 @@ impl FileLayout {
         Ok(())
     }
 
-    /// Hashes the large records in late pieces. Headers need these checksums before the pieces are assembled.
+    /// Hashes the parts of large records in late pieces before these are assembled: the headers and the index in them
+    /// contain the checksums.
     pub(super) fn hash_late(&self, pieces: &[Range<u64>]) -> Result<()> {
         let (mut scratch, sources) = (Vec::new(), self.sources());
         for piece in pieces {
             for span in self.spans.within(piece) {
                 let Content::Record(record) = span.content else { continue };
                 let (record, source) = (&self.records[record], &sources[record]);
-                let (range, _) = overlap(span.offset..span.end(), piece);
                 if record.is_small() {
                     continue;
                 }
-                let within = range.start - span.offset..range.end - span.offset;
+                let (within, _) = overlap(span, piece);
                 let LoadedPart { memory, start } = source.load(&within)?;
                 for chunk in cut(&within, CHUNK_BYTES) {
                     scratch.resize((chunk.end - chunk.start) as usize, 0);
@@ -233,15 +227,14 @@ fn fetch(spans: &[FileSpan], sources: &[DataSource], piece: &Range<u64>, slot: &
     for span in spans {
         let Content::Record(record) = span.content else { continue };
         let Place::Gpu(gpu) = &sources[record].place else { continue };
-        let (range, at) = overlap(span.offset..span.end(), piece);
-        let from = (range.start - span.offset) as usize;
-        parts.push((at as usize, &gpu.memory, from, (range.end - range.start) as usize));
+        let (within, at) = overlap(span, piece);
+        parts.push((at, &gpu.memory, within.start as usize, (within.end - within.start) as usize));
         access = Some(&gpu.access);
     }
     access.map_or(Ok(()), |access| Ok(access.gather(slot, &parts)?))
 }
 
-/// Copies a part of a record into the slot, inverts its signs and hashes it there. GPU data is in the slot already. A
+/// Copies a part of a record into the slot, flips its signs and hashes it there. GPU data is in the slot already. A
 /// small record is hashed only if it is whole.
 fn copy(record: &HashedRecord, source: &DataSource, range: Range<u64>, at: usize, slot: &mut Slot) -> Result<()> {
     let loaded = match &source.place {
@@ -266,11 +259,10 @@ fn copy(record: &HashedRecord, source: &DataSource, range: Range<u64>, at: usize
     Ok(())
 }
 
-/// Returns the intersection of a span and a piece, and its offset in the piece.
-fn overlap(span: Range<u64>, piece: &Range<u64>) -> (Range<u64>, u64) {
-    let range = span.start.max(piece.start)..span.end.min(piece.end);
-    let at = range.start - piece.start;
-    (range, at)
+/// Returns the range of a span that a piece contains, relative to the span, and its offset in the piece.
+fn overlap(span: &FileSpan, piece: &Range<u64>) -> (Range<u64>, usize) {
+    let (start, end) = (span.offset.max(piece.start), span.end().min(piece.end));
+    (start - span.offset..end - span.offset, (start - piece.start) as usize)
 }
 
 /// Splits a range at multiples of `every`.

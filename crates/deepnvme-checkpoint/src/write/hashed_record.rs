@@ -4,22 +4,22 @@ use std::path::Path;
 
 use deepnvme_format::LARGE_BYTES;
 use deepnvme_format::checksums::{PartChecksums, RecordChecksums, checksums_of};
-use deepnvme_io::mem::sync::ignore_poison;
 
 use super::data_source::{DataSource, LoadedPart};
 use crate::error::{Error, Result};
-use crate::sync::{Mutex, OnceLock};
+use crate::sync::{Mutex, OnceLock, lock};
 
+/// A record's size and checksums, filled in by any thread.
 pub(super) struct HashedRecord {
     bytes: u64,
-    parts: Mutex<Vec<(u64, PartChecksums)>>,
+    partial_checksums: Mutex<Vec<(u64, PartChecksums)>>,
     /// The checksums of a record that is small or finished.
     checksums: OnceLock<RecordChecksums>,
 }
 
 impl HashedRecord {
     pub(super) fn new(bytes: u64) -> Self {
-        Self { bytes, parts: Mutex::default(), checksums: OnceLock::new() }
+        Self { bytes, partial_checksums: Mutex::default(), checksums: OnceLock::new() }
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -34,16 +34,16 @@ impl HashedRecord {
     /// Notes the checksums of the part at `offset`. Ignores a part of a small record that is not the whole.
     pub(super) fn note(&self, offset: u64, part: PartChecksums) {
         if !self.is_small() {
-            ignore_poison(self.parts.lock()).push((offset, part));
+            lock(&self.partial_checksums).push((offset, part));
         } else if part.bytes == self.bytes {
             let _ = self.checksums.set(one_part(part));
         }
     }
 
-    /// Returns the checksums known so far. Call it before `finish`.
+    /// Returns the checksums known so far. Call it before `finish`, which takes the parts.
     pub(super) fn noted(&self) -> Vec<(u64, PartChecksums)> {
         if !self.is_small() {
-            return ignore_poison(self.parts.lock()).clone();
+            return lock(&self.partial_checksums).clone();
         }
         let part = |checksums: &RecordChecksums| PartChecksums {
             bytes: self.bytes,
@@ -53,7 +53,8 @@ impl HashedRecord {
         self.checksums.get().map(|checksums| (0, part(checksums))).into_iter().collect()
     }
 
-    /// Returns the CRC-32 for the record's header, or 0 for a large record that is not finished.
+    /// Returns the CRC-32 for the record's header. The header of a large record is assembled only once the record is
+    /// finished, so the 0 of an unfinished one is never written.
     pub(super) fn crc32(&self, data: &DataSource) -> Result<u32> {
         if self.is_small() {
             return Ok(self.small_checksums(data)?.crc32);
@@ -87,7 +88,7 @@ impl HashedRecord {
         if let Some(checksums) = self.checksums.get() {
             return Ok(checksums);
         }
-        let parts = std::mem::take(&mut *ignore_poison(self.parts.lock()));
+        let parts = std::mem::take(&mut *lock(&self.partial_checksums));
         let known: u64 = parts.iter().map(|(_, part)| part.bytes).sum();
         if known != self.bytes {
             let text = format!("of {} bytes of a record, {known} have been hashed", self.bytes);
@@ -98,7 +99,7 @@ impl HashedRecord {
     }
 }
 
-/// A small record has one chunk, or none if it is empty.
+/// Returns the checksums of a small record, which has one chunk, or none if it is empty.
 fn one_part(checksums: PartChecksums) -> RecordChecksums {
     RecordChecksums {
         crc32: checksums.crc32,

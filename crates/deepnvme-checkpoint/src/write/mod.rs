@@ -1,4 +1,4 @@
-//! Saving: writing a whole file in one pass, then renaming it.
+//! Saves: a whole file, written in one pass and then renamed.
 //!
 //! ```text
 //! Save                                     the file, planned to the last byte    (save, archive, safetensors)
@@ -6,7 +6,7 @@
 //! file_layout, hashed_record, data_source  assembles and hashes any piece of it
 //! sign_flips                               sign bits that torch flips lazily
 //! write_pipeline                           threads that fill slots, and the engine that writes them
-//! whole                                    one writer writes all of it, under a private name
+//! whole                                    all of it from one writer, under a private name
 //! shard, checksum_exchange                 one writer's part, and the checksums it sends to the others
 //! reflink_target                           a file whose tensors others write, such as the kernel
 //! ```
@@ -39,3 +39,5 @@ pub use write_pipeline::{POOL_BYTES_MAX, Staging};
 
 /// Size of a piece: one request to the disk.
 pub(crate) const PIECE_BYTES: u64 = if cfg!(simulated) { 16 << 10 } else { 1 << 20 };
+/// Bytes copied and then hashed at a time, small enough for the cache of one core.
+pub(crate) const STEP_BYTES: u64 = 128 << 10;

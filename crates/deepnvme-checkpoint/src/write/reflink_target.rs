@@ -14,6 +14,7 @@ use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Durability, Engine, Error as IoError, TensorFile, WriteOptions};
 
+use super::STEP_BYTES;
 use crate::error::{Error, Result};
 use crate::progress::Progress;
 use crate::work_queue;
@@ -21,8 +22,6 @@ use crate::work_queue;
 /// Size of a thread's reads: whole chunks. Small, since a saving process may have little memory left and each thread
 /// allocates one.
 const RUN_BYTES: u64 = 2 << 20;
-/// Bytes copied and then hashed at a time, small enough for the cache of one core.
-const STEP_BYTES: u64 = 128 << 10;
 
 /// A new file under a private name. It is removed unless committed.
 pub struct ReflinkTarget {
@@ -58,19 +57,19 @@ impl ReflinkTarget {
         Ok(Self { engine, plan, has_checksums, replacement, file, descriptor })
     }
 
-    /// The open file to place the tensors in.
+    /// Returns the open file to place the tensors in.
     #[must_use]
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 
-    /// The private name of the file until it is committed.
+    /// Returns the private path of the file until it is committed.
     #[must_use]
     pub fn private_path(&self) -> PathBuf {
         self.replacement.temporary().path()
     }
 
-    /// Offset of the first tensor.
+    /// Returns the offset of the first tensor.
     #[must_use]
     pub fn data_offset(&self) -> u64 {
         self.plan.data_offset()

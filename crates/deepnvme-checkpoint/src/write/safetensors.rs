@@ -14,15 +14,16 @@ pub struct Tensor {
     /// Its name, type and shape.
     pub spec: TensorSpec,
     /// Its elements in row-major order.
-    pub bytes: DataSource,
+    pub data: DataSource,
 }
 
-/// The plan of a file. Its header contains all checksums that the file stores.
-pub(super) struct SafetensorsHeaders {
+/// A safetensors file to write: its plan, from which the header is rendered. The header contains all checksums that the
+/// file stores.
+pub(super) struct SafetensorsFile {
     plan: SafetensorsPlan,
 }
 
-impl SafetensorsHeaders {
+impl SafetensorsFile {
     /// Plans the file. Returns the tensors' data sources in the plan's order.
     pub(super) fn new(
         tensors: Vec<Tensor>,
@@ -30,7 +31,7 @@ impl SafetensorsHeaders {
         has_checksums: bool,
     ) -> Result<(Self, Vec<DataSource>)> {
         let (specs, mut sources): (Vec<TensorSpec>, Vec<Option<DataSource>>) =
-            tensors.into_iter().map(|tensor| (tensor.spec, Some(tensor.bytes))).unzip();
+            tensors.into_iter().map(|tensor| (tensor.spec, Some(tensor.data))).unzip();
         let plan = SafetensorsPlan::new(specs, metadata, has_checksums)?;
         let ordered: Vec<DataSource> = plan.order().iter().filter_map(|index| sources[*index].take()).collect();
         // The plan derives sizes from type and shape. The memory must match them.
@@ -54,7 +55,7 @@ impl SafetensorsHeaders {
     }
 }
 
-impl HeaderRenderer for SafetensorsHeaders {
+impl HeaderRenderer for SafetensorsFile {
     fn name(&self, record: usize) -> &str {
         &self.plan.tensors()[record].name
     }

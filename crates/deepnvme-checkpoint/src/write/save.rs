@@ -5,20 +5,20 @@ use std::path::Path;
 use deepnvme_format::checksums::RecordChecksums;
 use deepnvme_io::{Durability, StreamEvents};
 
-use super::archive::{ArchiveHeaders, Record};
+use super::archive::{ArchiveFile, Record};
 use super::file_layout::FileLayout;
-use super::safetensors::{SafetensorsHeaders, Tensor};
+use super::safetensors::{SafetensorsFile, Tensor};
 use super::write_pipeline::Staging;
 use crate::error::{Error, Result};
 
 /// Options of a save.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// Guarantees after a power cut, once the save returns.
+    /// Guarantees after a power cut, once the save returns. Default: all, `Durability::Full`.
     pub durability: Durability,
-    /// Whether to store checksums of each tensor.
+    /// Whether to store checksums of each tensor. Default: true.
     pub has_checksums: bool,
-    /// Memory that the data is copied to first. `None`: a small pool of the save's own.
+    /// Memory that the data is copied to first. `None`, the default: a small pool of the save's own.
     pub staging: Option<Staging>,
 }
 
@@ -57,10 +57,10 @@ impl Save {
     /// # Errors
     /// `Format` if an archive cannot hold the records, or `Io` for an error of a GPU's driver.
     pub fn archive(path: &Path, records: Vec<Record>, options: SaveOptions) -> Result<Self> {
-        let headers = ArchiveHeaders::new(path, &records, options.has_checksums);
-        let headers = headers.map_err(|error| Error::format(path, error))?;
-        let bytes = records.into_iter().map(|record| record.bytes).collect();
-        let layout = FileLayout::new(path, headers.spans(), bytes, Box::new(headers));
+        let file = ArchiveFile::new(path, &records, options.has_checksums);
+        let file = file.map_err(|error| Error::format(path, error))?;
+        let sources = records.into_iter().map(|record| record.data).collect();
+        let layout = FileLayout::new(path, file.spans(), sources, Box::new(file));
         Ok(Self { starts_after: layout.record_events()?, layout, options })
     }
 
@@ -74,19 +74,19 @@ impl Save {
         metadata: Vec<(String, String)>,
         options: SaveOptions,
     ) -> Result<Self> {
-        let headers = SafetensorsHeaders::new(tensors, metadata, options.has_checksums);
-        let (headers, bytes) = headers.map_err(|error| Error::format(path, error))?;
-        let layout = FileLayout::new(path, headers.spans(), bytes, Box::new(headers));
+        let planned = SafetensorsFile::new(tensors, metadata, options.has_checksums);
+        let (file, sources) = planned.map_err(|error| Error::format(path, error))?;
+        let layout = FileLayout::new(path, file.spans(), sources, Box::new(file));
         Ok(Self { starts_after: layout.record_events()?, layout, options })
     }
 
-    /// Size of the file.
+    /// Returns the size of the file.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.layout.bytes()
     }
 
-    /// The names of the records or tensors, in file order.
+    /// Returns the names of the records or tensors, in file order.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.layout.names()
     }
@@ -96,10 +96,10 @@ impl Save {
         self.layout.checksums(record)
     }
 
-    /// Equal for saves that describe the same file, regardless of the tensors' values. Writers compare fingerprints
+    /// Returns a value that is equal for saves of the same file, whatever the tensors' values. Writers compare it
     /// before they write their shards.
     #[must_use]
-    pub fn fingerprint(&self) -> u64 {
-        self.layout.fingerprint()
+    pub fn layout_crc64(&self) -> u64 {
+        self.layout.crc64()
     }
 }

@@ -8,7 +8,7 @@ use deepnvme_format::checksums::checksums_of;
 use deepnvme_io::{DirectState, Durability, Engine, TensorFile};
 
 use super::save::{Save, Saved};
-use super::write_pipeline::WritePipeline;
+use super::write_pipeline::{Destination, WritePipeline};
 use crate::error::Result;
 use crate::progress::Progress;
 use crate::work_queue::{self, THREADS_MAX};
@@ -46,7 +46,8 @@ impl Save {
         } else {
             work_queue::thread_count(early)
         };
-        let pipeline = WritePipeline::new(engine, file, base, threads, self.options.staging.as_ref(), progress)?;
+        let destination = Destination { engine, file, base };
+        let pipeline = WritePipeline::new(destination, threads, self.options.staging.as_ref(), progress)?;
         if let Some((access, index)) = self.layout.gpu() {
             pipeline.register_pool(&access, index);
         }
@@ -59,7 +60,7 @@ impl Save {
 }
 
 impl Shard {
-    /// The checksums of the data it has read, for the writers of the other shards.
+    /// Returns the checksums of the data it has read, for the writers of the other shards.
     #[must_use]
     pub fn checksums(&self) -> Vec<u8> {
         self.save.layout.encode_checksums()

@@ -1,4 +1,4 @@
-//! Dividing a file among several writers. Pure.
+//! The division of a file among several writers. Pure.
 //!
 //! All shards but the last have one size, a multiple of the block, so that no writer reads before it writes. The part
 //! files of writers without a shared file system form a stripe set of one row: read through its manifest, or joined

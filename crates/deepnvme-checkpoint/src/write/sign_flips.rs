@@ -2,7 +2,7 @@
 
 use deepnvme_format::{Dtype, Signs};
 
-/// The sign bits of a tensor that are inverted relative to its storage. Numbers are little-endian floats, so a sign is
+/// The sign bits of a tensor that are flipped relative to its storage. Numbers are little-endian floats, so a sign is
 /// the highest bit of a number's last byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SignFlips {
@@ -17,12 +17,17 @@ impl SignFlips {
     ///
     /// # Errors
     /// The reason, for types whose sign is not a single bit.
-    pub(crate) fn of(dtype: Dtype, signs: Signs) -> Result<Option<Self>, &'static str> {
+    pub(crate) fn of(dtype: Dtype, signs: Signs) -> Result<Option<Self>, String> {
         let is_complex = match dtype {
             _ if signs.are_plain() => return Ok(None),
             _ if dtype.is_complex() => true,
             Dtype::F16 | Dtype::Bf16 | Dtype::F32 | Dtype::F64 => false,
-            _ => return Err("it is a lazy negative or conjugate of a type that has none; load it and save it again"),
+            _ => {
+                return Err(format!(
+                    "it is a lazy negative or conjugate of {}, whose sign is not a single bit; load it and save it again",
+                    dtype.torch_name()
+                ));
+            }
         };
         let number_bytes = dtype.bytes() / if is_complex { 2 } else { 1 };
         Ok(Some(Self { number_bytes, is_complex, signs }))

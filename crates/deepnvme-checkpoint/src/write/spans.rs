@@ -78,12 +78,12 @@ impl Spans {
         self.spans.last().map_or(0, FileSpan::end)
     }
 
-    /// Offset of the index.
+    /// Returns the offset of the index.
     pub(crate) fn offset_of_index(&self) -> Option<u64> {
         self.spans.iter().find(|span| span.content == Content::Index).map(|span| span.offset)
     }
 
-    /// The spans that overlap a range.
+    /// Returns the spans that overlap a range.
     pub(crate) fn within(&self, range: &Range<u64>) -> &[FileSpan] {
         let from = self.spans.partition_point(|span| span.end() <= range.start);
         let to = self.spans.partition_point(|span| span.offset < range.end);

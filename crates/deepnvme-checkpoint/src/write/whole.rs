@@ -1,4 +1,4 @@
-//! Writing a whole file from one process, under a private name or into a file that is not read yet.
+//! The write of a whole file from one process, under a private name or into a file that is not read yet.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,12 +31,12 @@ impl Save {
     pub fn write(self, engine: Arc<Engine>, target: &Target, progress: Arc<Progress>) -> Result<(Saved, Replacement)> {
         let bytes = self.bytes();
         let (replacement, file) = create(&engine, target, bytes)?;
-        let seen = Arc::clone(&progress);
-        let shard = Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress);
+        let (base, progress_after) = (0, Arc::clone(&progress));
+        let shard = Arc::new(self).start_shard(engine, file, 0..bytes, base, progress);
         let saved = shard
             .and_then(|shard| shard.finish(&[]))
             .map_err(|error| error_of_target(error, replacement.target(), bytes))?;
-        seen.check()?;
+        progress_after.check()?;
         Ok((saved, replacement))
     }
 
@@ -47,15 +47,15 @@ impl Save {
     /// As [`run`](Self::run), with the path `target`. The file is then incomplete.
     pub fn write_into(self, engine: Arc<Engine>, path: &Path, target: &Path, progress: Arc<Progress>) -> Result<Saved> {
         let bytes = self.bytes();
-        let seen = Arc::clone(&progress);
+        let (base, progress_after) = (0, Arc::clone(&progress));
         let options = OpenOptions::to_fill(engine.config().direct);
         let filled = || {
             let file = deepnvme_file::open(&Target::Path(path.to_path_buf()), options)?;
             file.set_len(bytes)?;
-            Arc::new(self).start_shard(engine, file, 0..bytes, 0, progress)?.finish(&[])
+            Arc::new(self).start_shard(engine, file, 0..bytes, base, progress)?.finish(&[])
         };
         let saved = filled().map_err(|error| error_of_target(error, target, bytes))?;
-        seen.check()?;
+        progress_after.check()?;
         Ok(saved)
     }
 }
@@ -76,7 +76,7 @@ pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replaceme
 pub fn error_of_target(error: Error, target: &Path, file_bytes: u64) -> Error {
     let Error::Io(error) = error else { return error };
     let error = error.at_path(target);
-    // A limit of the process or the file system on the size of a file says so itself.
+    // EFBIG: its message already names the limit on file sizes.
     if error.kind() != ErrorKind::NoSpace || error.errno() == Some(Errno::FBIG.raw_os_error()) {
         return error.into();
     }

@@ -8,7 +8,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Pool, Region, Slot};
 use deepnvme_io::{
     Durability, Engine, Error as IoError, GpuAccess, HostRegistration, TensorFile, Transfer, WriteMode, WriteOptions,
@@ -18,15 +17,16 @@ use super::PIECE_BYTES;
 use super::file_layout::FileLayout;
 use crate::error::Result;
 use crate::progress::Progress;
-use crate::sync::{Mutex, MutexGuard, OnceLock};
+use crate::sync::{Mutex, OnceLock, lock};
 use crate::work_queue::{self, THREADS_MAX};
 
-/// Writes in flight per thread. Virtual devices report completions in bulk. As many more pieces are assembled by then,
-/// so that the device stays busy.
+/// Writes in flight per thread. Virtual devices report completions in batches. Meanwhile the next batch is assembled,
+/// so the device does not idle.
 const IN_FLIGHT: usize = 6;
 /// Slots per thread, within [`POOL_BYTES_MAX`].
 const SLOTS_PER_THREAD: usize = 2 * IN_FLIGHT;
 /// Maximum memory of a save without a [`Staging`].
+// With direct I/O, `thread_count_beside_engine` uses half of the threads.
 pub const POOL_BYTES_MAX: u64 = (THREADS_MAX / 2 * SLOTS_PER_THREAD) as u64 * PIECE_BYTES;
 const SLOTS_MAX: usize = (POOL_BYTES_MAX / PIECE_BYTES) as usize;
 /// How often a thread that waits for a slot polls.
@@ -41,8 +41,8 @@ pub struct Staging {
 }
 
 impl Staging {
-    /// Allocates `bytes` bytes, but at least the minimum of a save. The memory is pinned if `RLIMIT_MEMLOCK`
-    /// allows.
+    /// Allocates `bytes` bytes, but at least two slots per thread of a save with direct I/O. The memory is pinned if
+    /// `RLIMIT_MEMLOCK` allows.
     ///
     /// # Errors
     /// `Io` if the memory cannot be allocated.
@@ -51,7 +51,7 @@ impl Staging {
         Ok(Self { pool: pool(slots)?, registration: Arc::default() })
     }
 
-    /// Size of the memory.
+    /// Returns the size of the memory.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.pool.bound_bytes() as u64
@@ -64,12 +64,17 @@ fn pool(slots: usize) -> Result<Arc<Pool>> {
     Ok(Arc::new(pool))
 }
 
+/// The file that a pipeline writes, and the engine that writes it.
+pub(super) struct Destination {
+    pub(super) engine: Arc<Engine>,
+    pub(super) file: Arc<TensorFile>,
+    /// Offset in the layout of the file's first byte.
+    pub(super) base: u64,
+}
+
 /// Writes pieces of a layout into a file.
 pub(super) struct WritePipeline {
-    engine: Arc<Engine>,
-    file: Arc<TensorFile>,
-    /// Offset in the layout of the file's first byte.
-    base: u64,
+    destination: Destination,
     pool: Arc<Pool>,
     /// The registration of the pool with the GPU driver.
     registration: Arc<OnceLock<Option<HostRegistration>>>,
@@ -92,9 +97,7 @@ struct PipelineState {
 
 impl WritePipeline {
     pub(super) fn new(
-        engine: Arc<Engine>,
-        file: Arc<TensorFile>,
-        base: u64,
+        destination: Destination,
         threads: usize,
         staging: Option<&Staging>,
         progress: Arc<Progress>,
@@ -105,20 +108,21 @@ impl WritePipeline {
         };
         let slots = (pool.bound_bytes() as u64 / PIECE_BYTES) as usize;
         let in_flight_max = (slots / 2).clamp(1, threads * IN_FLIGHT);
-        Ok(Self { engine, file, base, pool, registration, threads, progress, state: Mutex::default(), in_flight_max })
+        Ok(Self { destination, pool, registration, threads, progress, state: Mutex::default(), in_flight_max })
     }
 
-    /// Registers the pool with a GPU's driver. If that fails, copies are staged, which is slower but correct.
+    /// Registers the pool with a GPU's driver. If that fails, the driver copies through its own buffer, which is
+    /// slower.
     pub(super) fn register_pool(&self, access: &GpuAccess, index: u32) {
         self.registration.get_or_init(|| access.register_host(index, &self.pool.arena()).ok());
     }
 
     pub(super) fn file(&self) -> &Arc<TensorFile> {
-        &self.file
+        &self.destination.file
     }
 
     pub(super) fn engine(&self) -> &Engine {
-        &self.engine
+        &self.destination.engine
     }
 
     pub(super) fn progress(&self) -> &Progress {
@@ -137,7 +141,7 @@ impl WritePipeline {
                 layout.fill(piece, &mut slot)?;
                 let source = slot.region().slice(0..(piece.end - piece.start) as usize);
                 let mut state = lock(&self.state);
-                state.ready.push_back((piece.start - self.base, source));
+                state.ready.push_back((piece.start - self.destination.base, source));
                 self.start(&mut state, self.in_flight_max)
             },
         )?;
@@ -151,7 +155,7 @@ impl WritePipeline {
             && let Some((offset, source)) = state.ready.pop_front()
         {
             let options = WriteOptions { durability: Durability::None, mode: WriteMode::InPlace };
-            match self.engine.write(&self.file, offset, source, options) {
+            match self.destination.engine.write(&self.destination.file, offset, source, options) {
                 Ok(pending) => state.started.push_back(pending),
                 Err(error) => {
                     // The other pieces will never start, and threads that wait for their slots would hang.
@@ -219,8 +223,4 @@ impl Drop for WritePipeline {
     fn drop(&mut self) {
         let _ = self.wait_all();
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    ignore_poison(mutex.lock())
 }

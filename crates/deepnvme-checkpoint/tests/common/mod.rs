@@ -58,13 +58,13 @@ pub fn pickle(storages: &[Vec<u8>]) -> Vec<u8> {
 
 pub fn plan_archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Save {
     let mut records = vec![
-        Record { name: "data.pkl".into(), bytes: Region::from_vec(pickle(storages)).into() },
-        Record { name: "byteorder".into(), bytes: Region::from_vec(b"little".to_vec()).into() },
+        Record { name: "data.pkl".into(), data: Region::from_vec(pickle(storages)).into() },
+        Record { name: "byteorder".into(), data: Region::from_vec(b"little".to_vec()).into() },
     ];
     records.extend(
         storages.iter().enumerate().map(|(index, bytes)| Record {
             name: format!("data/{index}"),
-            bytes: Region::from_vec(bytes.clone()).into(),
+            data: Region::from_vec(bytes.clone()).into(),
         }),
     );
     Save::archive(path, records, options).unwrap()
@@ -73,7 +73,7 @@ pub fn plan_archive(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> 
 pub fn plan_safetensors(path: &Path, storages: &[Vec<u8>], options: SaveOptions) -> Save {
     let tensor = |(index, bytes): (usize, &Vec<u8>)| Tensor {
         spec: TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] },
-        bytes: Region::from_vec(bytes.clone()).into(),
+        data: Region::from_vec(bytes.clone()).into(),
     };
     let tensors = storages.iter().enumerate().map(tensor).collect();
     Save::safetensors(path, tensors, Vec::new(), options).unwrap()

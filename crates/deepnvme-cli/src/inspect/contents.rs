@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_checkpoint::read::{self, CheckpointFile, Contents};
+use deepnvme_checkpoint::read::{self, CheckpointFile, FileMetadata};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_format::Dtype;
 use deepnvme_io::{Config, Engine, display};
@@ -63,8 +63,8 @@ pub fn inspect(path: &Path, progress: &Progress) -> Result<Vec<Inspection>> {
 
 fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::Result<Inspection> {
     let reader = file.open(engine)?;
-    let (format, metadata, tensors) = match reader.contents() {
-        Contents::Archive { state, .. } => {
+    let (format, metadata, tensors) = match reader.file_metadata() {
+        FileMetadata::Archive { state, .. } => {
             let mut users = vec![0; state.storages.len()];
             state.tensors.iter().for_each(|tensor| users[tensor.storage] += 1);
             let tensor = |tensor: &deepnvme_format::state::Tensor| Tensor {
@@ -77,7 +77,7 @@ fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::
             };
             ("torch", Vec::new(), state.tensors.iter().map(tensor).collect())
         }
-        Contents::Safetensors { header } => {
+        FileMetadata::Safetensors { header } => {
             let tensor = |tensor: &deepnvme_format::safetensors::Tensor| Tensor {
                 name: tensor.name.clone(),
                 dtype: Dtype::torch_name(tensor.dtype),

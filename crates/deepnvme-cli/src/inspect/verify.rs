@@ -359,8 +359,9 @@ fn verdict(error: &deepnvme_checkpoint::Error) -> Option<Verdict> {
         }
         Failure::Format { .. }
         | Failure::Damaged { .. }
+        | Failure::NotListed { .. }
         | Failure::ChangedList { .. }
-        | Failure::Moved { .. }
+        | Failure::HeaderLength { .. }
         | Failure::Manifest { .. } => Some(Verdict::Damaged),
     }
 }

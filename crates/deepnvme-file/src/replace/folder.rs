@@ -48,7 +48,7 @@ impl PrivateFolder {
         if target.file_name().is_none() {
             return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "the path names no folder").at_path(target));
         }
-        remove_stale_folders(&target);
+        remove_leftover_folders(&target);
         let (path, folder, identity) = temporary::private_folder(&target).map_err(refused)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
         let contents = fs::open(&path.join(CONTENTS), flags, 0o600);
@@ -64,7 +64,7 @@ impl PrivateFolder {
         Ok(new)
     }
 
-    /// The current, private name.
+    /// Returns the current, private name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -136,8 +136,8 @@ impl Drop for PrivateFolder {
 
 /// Removes the new folders of this name that killed processes left. Removes the listed files, then the folder if it is
 /// empty.
-pub fn remove_stale_folders(target: &Path) {
-    for Proof { path, file, .. } in temporary::stale_of(target, FileKind::Folder) {
+pub fn remove_leftover_folders(target: &Path) {
+    for Proof { path, file, .. } in temporary::leftovers_of(target, FileKind::Folder) {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK;
         match fs::open(&path.join(CONTENTS), flags, 0) {
             Ok(contents) => empty(&path, &contents),
@@ -169,7 +169,7 @@ fn empty(folder: &Path, contents: &OwnedFd) {
         if is_manifest && !set::remove_stripes(&path) {
             continue;
         }
-        temporary::remove_stale(&path);
+        temporary::remove_leftovers(&path);
         match fs::stat_link(&path) {
             Ok(stat) if stat.kind == FileKind::Folder => drop(fs::remove_folder(&path)),
             Ok(stat) => drop(unlink_if(&path, stat.identity)),

@@ -13,7 +13,7 @@ mod replacement;
 mod set;
 mod temporary;
 
-pub use folder::{PrivateFolder, remove_stale_folders};
+pub use folder::{PrivateFolder, remove_leftover_folders};
 pub use replacement::{PART_MARK, Replacement, replace_small};
 pub use set::{Member, Retired, SetReplacement, remove_whole_set, retire_set};
-pub use temporary::{TEMPORARY_MARK, Temporary, UNPROVEN_MARK, current_path, remove_stale, resolve};
+pub use temporary::{TEMPORARY_MARK, Temporary, UNPROVEN_MARK, current_path, remove_leftovers, resolve};

@@ -85,7 +85,7 @@ enum New {
 }
 
 impl Replacement {
-    /// Creates the private files and removes stale ones of the same target. The kernel follows a symbolic link, under
+    /// Creates the private files and removes leftovers of the same target. The kernel follows a symbolic link, under
     /// its rules. The file that it points to is replaced, not the link.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Replacement {
 
     fn single(path: &Path) -> Result<Self> {
         let target = temporary::resolve(path)?;
-        temporary::remove_stale(&target);
+        temporary::remove_leftovers(&target);
         let file = Temporary::new(&target).map_err(|error| error.at_path(path))?;
         Ok(Self { target, new: New::File(file), most: Permissions::EVERYBODY })
     }
@@ -138,13 +138,13 @@ impl Replacement {
         self.most = self.most.and(most);
     }
 
-    /// The path to replace: the file, or the manifest of the set.
+    /// Returns the path to replace: the file, or the manifest of the set.
     #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
-    /// The private files to write to until the commit.
+    /// Returns the private files to write to until the commit.
     #[must_use]
     pub fn temporary(&self) -> Target {
         match &self.new {

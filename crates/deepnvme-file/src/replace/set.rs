@@ -144,18 +144,18 @@ impl SetReplacement {
         Ok(())
     }
 
-    /// The index to replace.
+    /// Returns the index to replace.
     #[must_use]
     pub fn index(&self) -> &Path {
         &self.index
     }
 
-    /// The new members in order: empty files to write to, under private names until the commit.
+    /// Returns the new members in order: empty files to write to, under private names until the commit.
     pub fn members(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(Temporary::path)
     }
 
-    /// The names that the members get, in the same order.
+    /// Returns the names that the members get, in the same order.
     pub fn names(&self) -> impl Iterator<Item = &Path> {
         self.paths.iter().map(PathBuf::as_path)
     }

@@ -62,19 +62,19 @@ impl Temporary {
         Ok(Self { path, file, identity, is_kept: false, creator: CreatorProcess::current() })
     }
 
-    /// The current, private name.
+    /// Returns the current, private name.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The open file.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The identity of the file.
+    /// Returns the identity of the file.
     #[must_use]
     pub fn identity(&self) -> FileId {
         self.identity
@@ -153,12 +153,12 @@ impl Drop for Temporary {
     }
 }
 
-/// The part of a temporary's name that states the file's inode and creation time.
+/// Returns the part of a temporary's name that states the file's inode and creation time.
 fn statement(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
 }
 
-/// The common prefix of the names of a target's temporaries.
+/// Returns the common prefix of the names of a target's temporaries.
 fn prefix(target: &Path) -> OsString {
     let name = target.file_name().unwrap_or_default().as_bytes();
     let mut end = name.len().min(NAME_BYTES_MAX);
@@ -244,7 +244,7 @@ fn is_proof(name: &OsStr, prefix: &OsStr, stat: &Stat) -> bool {
     random.is_some_and(|random| random.len() == 16 && random.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f')))
 }
 
-/// A stale temporary of a process that ended, locked by this one.
+/// A leftover: the temporary of a process that ended, locked by this one.
 #[derive(Debug)]
 pub(super) struct Proof {
     pub(super) path: PathBuf,
@@ -260,12 +260,12 @@ impl Proof {
 }
 
 /// Finds the temporaries of a target, files or folders, that no running writer holds.
-pub(super) fn stale_of(target: &Path, kind: FileKind) -> Vec<Proof> {
-    look_for_stale(target, kind).0
+pub(super) fn leftovers_of(target: &Path, kind: FileKind) -> Vec<Proof> {
+    find_leftovers(target, kind).0
 }
 
-/// Like [`stale_of`], and returns whether the search was complete.
-fn look_for_stale(target: &Path, kind: FileKind) -> (Vec<Proof>, bool) {
+/// Like [`leftovers_of`], and returns whether the search was complete.
+fn find_leftovers(target: &Path, kind: FileKind) -> (Vec<Proof>, bool) {
     let folder = fs::folder_of(target);
     let prefix = prefix(target);
     let (user, mut found) = (fs::user(), Vec::new());
@@ -332,14 +332,14 @@ pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, FileId)
 
 /// Removes the temporaries of `target` that no running writer holds. Each must prove its identity by its name, have no
 /// other name, belong to this user and be lockable. Any other file stays, whatever its name.
-pub fn remove_stale(target: &Path) {
-    remove_all_stale(target);
+pub fn remove_leftovers(target: &Path) {
+    remove_all_leftovers(target);
 }
 
-/// Like [`remove_stale`]. Returns whether none is left.
-pub(super) fn remove_all_stale(target: &Path) -> bool {
-    let (stale, is_complete) = look_for_stale(target, FileKind::File);
-    stale.into_iter().fold(is_complete, |are_gone, proof| proof.remove() & are_gone)
+/// Like [`remove_leftovers`]. Returns whether none is left.
+pub(super) fn remove_all_leftovers(target: &Path) -> bool {
+    let (leftovers, is_complete) = find_leftovers(target, FileKind::File);
+    leftovers.into_iter().fold(is_complete, |are_gone, proof| proof.remove() & are_gone)
 }
 
 /// Returns where an open private file or folder lies: at `path`, unless a folder above it was renamed.
@@ -367,7 +367,7 @@ pub(super) fn unlink_if(path: &Path, identity: FileId) -> bool {
     }
 }
 
-/// The permissions of the file at `target`. If there is none, those of a new file there, within `most`.
+/// Returns the permissions of the file at `target`. If there is none, those of a new file there, within `most`.
 pub(super) fn permissions_of(target: &Path, most: Permissions) -> Result<Permissions, Errno> {
     match fs::stat(target) {
         Ok(old) => Ok(Permissions::of(&old, fs::access_list(target, AclKind::Access).as_deref())),

@@ -56,6 +56,7 @@ impl Engine {
     /// # Errors
     /// `InvalidInput` if a setting is out of range. `Unsupported` if the requested backend does not work here. The
     /// errors of opening the backends and of starting threads.
+    #[expect(clippy::needless_pass_by_value, reason = "the engine keeps it; each attempt needs a copy")]
     pub fn new(config: Config) -> Result<Self> {
         config.validate()?;
         let mut probe = Probe::run();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use deepnvme_file::replace::remove_stale;
+use deepnvme_file::replace::remove_leftovers;
 use deepnvme_file::{StripeSet, Target, Temporary};
 use deepnvme_io::display;
 use deepnvme_io::{DirectMode, OpenOptions};
@@ -31,7 +31,7 @@ impl ScratchFiles {
         let mut parts = Vec::with_capacity(folders.len());
         for folder in folders {
             let name = folder.join(NAME);
-            remove_stale(&name);
+            remove_leftovers(&name);
             parts.push(Temporary::new(&name).map_err(|error| match error.errno() {
                 Some(errno) => Error::at(folder, "make a file", &std::io::Error::from_raw_os_error(errno)),
                 None => error.into(),

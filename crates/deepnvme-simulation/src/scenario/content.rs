@@ -148,10 +148,10 @@ impl Content {
             return Save::safetensors(path, tensors.collect(), Vec::new(), options);
         }
         let mut records = vec![
-            Record { name: "data.pkl".into(), bytes: Region::from_vec(pickle(tensors)).into() },
-            Record { name: "byteorder".into(), bytes: Region::from_vec(b"little".to_vec()).into() },
+            Record { name: "data.pkl".into(), data: Region::from_vec(pickle(tensors)).into() },
+            Record { name: "byteorder".into(), data: Region::from_vec(b"little".to_vec()).into() },
         ];
-        let record = |(index, bytes): (usize, &Vec<u8>)| Record { name: format!("data/{index}"), bytes: region(bytes) };
+        let record = |(index, bytes): (usize, &Vec<u8>)| Record { name: format!("data/{index}"), data: region(bytes) };
         records.extend(tensors.iter().enumerate().map(record));
         Save::archive(path, records, options)
     }
@@ -199,7 +199,7 @@ impl Content {
 
 fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {
     let spec = TensorSpec { name: format!("t{index}"), dtype: Dtype::U8, shape: vec![bytes.len() as u64] };
-    Tensor { spec, bytes: payload::region_with(bytes).region().into() }
+    Tensor { spec, data: payload::region_with(bytes).region().into() }
 }
 
 /// Writes each shard under a private name. Returns them with the text of their index, which identifies each shard's
@@ -218,7 +218,7 @@ fn write_shards(
         Member { prefix: index.with_file_name(prefix), suffix: ".safetensors".into() }
     };
     let members: Vec<Member> = (0..count).map(name).collect();
-    deepnvme_file::replace::remove_stale(&resolve(&file)?);
+    deepnvme_file::replace::remove_leftovers(&resolve(&file)?);
     let set = SetReplacement::begin(&index, &members, &RECORD)?;
     let (mut weight_map, mut files) = (Map::new(), Map::new());
     for (number, (path, name)) in set.members().zip(set.names()).enumerate() {
@@ -311,7 +311,7 @@ pub(super) fn recognise(seed: u64, found: &[(String, Vec<u8>)]) -> FoundContent 
 pub(super) fn load(engine: &Arc<Engine>, reader: Reader) -> Result<Vec<(String, Vec<u8>)>> {
     let mut reader = Arc::new(reader);
     let loaded = match load_once(engine, &reader) {
-        Err(Error::Moved { .. }) => {
+        Err(Error::HeaderLength { .. }) => {
             let wanted: Vec<usize> = (0..reader.extents().len()).collect();
             if let Some(reader) = Arc::get_mut(&mut reader) {
                 reader.resolve(engine, &wanted)?;

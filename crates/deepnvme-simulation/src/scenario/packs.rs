@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
-use deepnvme_checkpoint::read::{Contents, Reader};
+use deepnvme_checkpoint::read::{FileMetadata, Reader};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
@@ -118,7 +118,7 @@ fn create_model(context: &Context, scenario: &Arc<Scenario>) {
             fs::make_folder(&source, 0o777).map_err(|errno| deepnvme_io::Error::os("make a folder", errno))?;
             let tensor = |(name, dtype, bytes): &(String, Dtype, Vec<u8>)| Tensor {
                 spec: TensorSpec { name: name.clone(), dtype: *dtype, shape: vec![bytes.len() as u64 / dtype.bytes()] },
-                bytes: payload::region_with(bytes).region().into(),
+                data: payload::region_with(bytes).region().into(),
             };
             let (path, tensors) = (source.join("model.safetensors"), first.model.iter().map(tensor).collect());
             let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default())?;
@@ -209,7 +209,9 @@ fn verify(context: &Context, scenario: &Scenario, target: &Path) -> Result<(), S
     let path = names.map(|name| target.join(name)).find(|path| fs::exists(path).unwrap_or(false));
     let path = path.ok_or("has no weights")?;
     let reader = Reader::open(&engine, &Target::from(&path)).map_err(|error| error.to_string())?;
-    let Contents::Safetensors { header } = reader.contents() else { return Err("is no safetensors file".into()) };
+    let FileMetadata::Safetensors { header } = reader.file_metadata() else {
+        return Err("is no safetensors file".into());
+    };
     let packed = tensors(header, 0).map_err(|error| error.to_string())?;
     let packed: Vec<String> = packed.into_iter().map(|tensor| tensor.name).collect();
     let found = content::load(&engine, reader).map_err(|error| error.to_string())?;

@@ -252,7 +252,7 @@ impl RankProcess<'_> {
                 saving.new = Some(create(&this.engine, &Target::from(&saving.path), saving.save.bytes())?.0);
             }
             let private = saving.new.as_ref().and_then(private_name).unwrap_or_default();
-            Ok(Message { number: saving.save.fingerprint(), ..Message::text(private) })
+            Ok(Message { number: saving.save.layout_crc64(), ..Message::text(private) })
         });
         let planned = match planned {
             Ok(planned) => planned,

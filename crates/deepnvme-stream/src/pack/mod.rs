@@ -87,8 +87,8 @@ impl Packer {
     /// 256 MiB next to the new folder or on the disks. No file remains.
     ///
     /// # Errors
-    /// `Io`; `Format` if the source cannot be packed; `Damaged` or `ChangedList` if its metadata does not match its
-    /// checksums.
+    /// `Io`; `Format` if the source cannot be packed; `Damaged`, `NotListed` or `ChangedList` if its metadata does not
+    /// match its checksums.
     pub fn new(engine: &Arc<Engine>, source: &Path, target: &Path, options: PackOptions) -> Result<Self> {
         NewFolder::check(target)?;
         let kind = fs::stat(source).map(|stat| stat.kind);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use deepnvme_checkpoint::read::{Contents, Reader, open_all};
+use deepnvme_checkpoint::read::{FileMetadata, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::aligned_range::{AlignedRange, AlignedRead};
 use deepnvme_format::Dtype;
@@ -45,7 +45,7 @@ impl Model {
         let mut seen = HashSet::new();
         let opened = open_all(source, |file| {
             let mut reader = file.open(engine)?;
-            reader.check()?;
+            reader.check_metadata()?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
             reader.resolve(engine, &all)?;
             Ok((file.path.clone(), file.names.clone(), reader))
@@ -61,7 +61,7 @@ impl Model {
                 }
                 model.tensors.push(tensor);
             }
-            if let Contents::Safetensors { header } = reader.contents() {
+            if let FileMetadata::Safetensors { header } = reader.file_metadata() {
                 for (key, text) in &header.metadata {
                     if key == METADATA_KEY {
                         return Err(refused(&path, "it is packed already; pack the original model instead".into()));
@@ -158,8 +158,8 @@ impl ChunkRead {
 }
 
 fn tensors_of(reader: &Reader, file: usize) -> Result<Vec<SourceTensor>> {
-    match reader.contents() {
-        Contents::Safetensors { header } => {
+    match reader.file_metadata() {
+        FileMetadata::Safetensors { header } => {
             let tensor = |tensor: &deepnvme_format::safetensors::Tensor| SourceTensor {
                 name: tensor.name.clone(),
                 dtype: tensor.dtype,
@@ -170,7 +170,7 @@ fn tensors_of(reader: &Reader, file: usize) -> Result<Vec<SourceTensor>> {
             };
             Ok(header.tensors.iter().map(tensor).collect())
         }
-        Contents::Archive { .. } => Err(refused(
+        FileMetadata::Archive { .. } => Err(refused(
             reader.path(),
             "torch archives cannot be packed; convert this one to safetensors first: deepnvme convert".into(),
         )),

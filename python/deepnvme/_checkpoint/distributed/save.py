@@ -88,7 +88,7 @@ def start(
     saving = SharedSave(group, path, writers)
     try:
         made = group.run_on_all(lambda: saving.make(state, options()))
-        others = [str(rank) for rank, (fingerprint, _) in enumerate(made) if fingerprint != made[0][0]]
+        others = [str(rank) for rank, (layout_crc64, _) in enumerate(made) if layout_crc64 != made[0][0]]
         if others:
             text = f"ranks {', '.join(others)} plan another file than rank 0; all need the same version and settings"
             group.raise_on_all(f"{path}: {text}")
@@ -133,7 +133,7 @@ class SharedSave:
         self._is_stopped = False
 
     def make(self, state: SerialisedState, options: SaveOptions) -> tuple[int, str]:
-        """Plan the file, and create this rank's files. Returns the plan's fingerprint and the private file name."""
+        """Plan the file, and create this rank's files. Returns its ``layout_crc64`` and the private file name."""
         self._options = options
         plan = self._plan = state.plan(self.path.with_name(self._file_name), self._options)
         self._shard_ranges = _shard_ranges(plan.nbytes, len(self._writers.ranks))
@@ -145,7 +145,7 @@ class SharedSave:
                 self._new = _NewFile(self._part_path(self._number), stop - start, self._options.engine)
         elif self._group.is_leader:
             self._new = _NewFile(self.path, plan.nbytes, self._options.engine)
-        return plan.fingerprint, "" if self._new is None else self._new.temporary.name
+        return plan.layout_crc64, "" if self._new is None else self._new.temporary.name
 
     @property
     def _file_name(self) -> str:

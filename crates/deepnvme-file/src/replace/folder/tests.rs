@@ -75,7 +75,7 @@ fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_re
 }
 
 #[test]
-fn what_somebody_put_into_a_stale_folder_stays() {
+fn what_somebody_put_into_a_leftover_folder_stays() {
     let above = tempfile::tempdir().unwrap();
     let target = above.path().join("model");
     let mut folder = PrivateFolder::new(&target).unwrap();
@@ -90,11 +90,11 @@ fn what_somebody_put_into_a_stale_folder_stays() {
     std::fs::create_dir(&planted).unwrap();
     std::fs::write(planted.join(CONTENTS), "x\0").unwrap();
     std::fs::write(planted.join("x"), "x").unwrap();
-    remove_stale_folders(&target);
+    remove_leftover_folders(&target);
     assert!(!own.exists() && planted.join("x").exists());
     assert_eq!(std::fs::read(&foreign).unwrap(), b"foreign");
     std::fs::remove_file(foreign).unwrap();
-    remove_stale_folders(&target);
+    remove_leftover_folders(&target);
     assert!(!private.exists());
 }
 
@@ -146,7 +146,7 @@ fn lists_of_killed_folders_that_were_changed_remove_nothing_elsewhere() {
         std::fs::write(path.join(CONTENTS), &list).unwrap();
         fs::unlock(folder.folder.as_fd()).unwrap();
         std::mem::forget(folder);
-        remove_stale_folders(&target);
+        remove_leftover_folders(&target);
         let shown = String::from_utf8_lossy(&list);
         assert_eq!(std::fs::read(outside.join("foreign")).ok().as_deref(), Some(&b"foreign"[..]), "{shown}");
         let _ = std::fs::remove_dir_all(path);

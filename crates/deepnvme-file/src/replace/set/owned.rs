@@ -54,7 +54,7 @@ impl Owned {
         Ok(Some(Self { members, replaced, foreign }))
     }
 
-    /// The `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
+    /// Returns the `replaces` of the next index: this index's members, and earlier ones whose removal is still due.
     pub(super) fn replaced_by(&self, index: &Path) -> Vec<(PathBuf, String)> {
         let all = self.members.iter().cloned().chain(lingering(&self.replaced));
         all.map(|(path, stated)| (recorded_path(&path, index), stated)).collect()
@@ -103,7 +103,7 @@ pub(super) struct Removal {
 /// as replaced.
 pub(super) fn clean_up(index: &Path, record_at: &[String]) {
     // Lock the lists before reading the index: a member listed by them can no longer come into use.
-    let lists = temporary::stale_of(index, FileKind::File);
+    let lists = temporary::leftovers_of(index, FileKind::File);
     let current = fs::open(index, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0);
     let owned = match &current {
         Ok(current) => Owned::of(current, index, record_at).ok().flatten(),
@@ -127,14 +127,14 @@ pub(super) fn clean_up(index: &Path, record_at: &[String]) {
     if (lists.is_empty() && left.is_empty()) || fs::sync_folder(fs::folder_of(index)).is_err() {
         return;
     }
-    for stale in lists {
+    for leftover in lists {
         // An intent is on disk before its members are created, so an unreadable text has none. After a power cut, the
         // intent of a committed set may reappear.
-        let Ok(said) = read(&stale.file, &stale.path) else { continue };
+        let Ok(said) = read(&leftover.file, &leftover.path) else { continue };
         let listed = said.map(|list| intended_members(&list.value, record_at, index)).unwrap_or_default();
         // Remove the list only once its members are gone from the disk.
         if remove_listed(listed.iter().map(|(path, stated)| (path.as_path(), stated.as_deref())), &live) {
-            stale.remove();
+            leftover.remove();
         }
     }
     let _ = Owned { members: left, ..Owned::default() }.remove(&live);
@@ -148,7 +148,7 @@ pub(super) fn remove_listed<'a>(
     let mut are_gone = true;
     for (path, stated) in listed.clone() {
         // The member may not have its name yet, or may itself have been about to be replaced.
-        are_gone &= temporary::remove_all_stale(path);
+        are_gone &= temporary::remove_all_leftovers(path);
         are_gone &= stated.is_none_or(|stated| remove_member(path, stated, live));
     }
     are_gone && sync_folders_of(listed.map(|(path, _)| path))

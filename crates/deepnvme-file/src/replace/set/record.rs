@@ -53,8 +53,8 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Whether the index with this record is the one that was written under this name. An index with a single name is,
-    /// even after it was renamed.
+    /// Returns whether the index with this record is the one that was written under this name. An index with a single
+    /// name is, even after it was renamed.
     pub(super) fn is_at(&self, path: &Path, stat: &Stat) -> bool {
         stat.links == 1
             || (self.name == name_of(path).escape_ascii().to_string()
@@ -62,7 +62,7 @@ impl Record {
     }
 }
 
-/// The members that a stale temporary lists. It is an intent, or an index that did not get its name.
+/// Returns the members that a leftover lists. It is an intent, or an index that did not get its name.
 pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
     if let Some(record) = find_record(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
         return resolve_paths(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
@@ -77,7 +77,7 @@ pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path
     }
 }
 
-/// The form of a path in the records of an index.
+/// Returns the form of a path in the records of an index.
 pub(super) fn recorded_path(path: &Path, index: &Path) -> PathBuf {
     match path.file_name() {
         Some(name) if fs::folder_of(path) == fs::folder_of(index) => name.into(),
@@ -85,7 +85,7 @@ pub(super) fn recorded_path(path: &Path, index: &Path) -> PathBuf {
     }
 }
 
-/// Whether [`recorded_path`] writes a path like this one.
+/// Returns whether [`recorded_path`] writes a path like this one.
 fn is_recorded_form(path: &Path) -> bool {
     path.is_absolute() || path.components().eq([Component::Normal(path.as_os_str())])
 }
@@ -97,7 +97,7 @@ pub(super) fn resolve_paths(members: Vec<(PathBuf, String)>, index: &Path) -> Ve
     ours.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
 }
 
-/// All files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
+/// Returns all files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
 pub(super) fn listed_files(index: &Value, path: &Path) -> Vec<PathBuf> {
     let names = match (index.get("parts"), index.get("weight_map")) {
         (Some(Value::Array(parts)), _) => parts.iter().filter_map(Value::as_str).collect::<HashSet<_>>(),
@@ -109,7 +109,7 @@ pub(super) fn listed_files(index: &Value, path: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// The value of the record in an index, if it has one.
+/// Returns the value of the record in an index, if it has one.
 pub(super) fn find_record<'a>(value: &'a Value, keys: &[String]) -> Option<&'a Value> {
     keys.iter().try_fold(value, |value, key| value.get(key))
 }

@@ -83,7 +83,7 @@ pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     let record_at = [crate::stripe_set::RECORD_KEY.to_owned()];
     clean_up(manifest, &record_at);
     remove_owned(manifest, &record_at);
-    let lists = temporary::stale_of(manifest, FileKind::File);
+    let lists = temporary::leftovers_of(manifest, FileKind::File);
     let says_nothing = |list: &temporary::Proof| {
         let said = read(&list.file, &list.path);
         said.is_ok_and(|said| said.is_none_or(|list| intended_members(&list.value, &record_at, manifest).is_empty()))

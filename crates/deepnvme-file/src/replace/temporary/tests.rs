@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use super::*;
 
-/// All files of a folder with their bytes.
+/// Returns all files of a folder with their bytes.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     entries.map(|path| (path.clone(), std::fs::read(&path).unwrap_or_default())).collect()
@@ -21,7 +21,7 @@ fn abandon(temporary: Temporary) -> PathBuf {
 
 /// Asserts that no temporary of this target stays in its folder.
 fn assert_removed(target: &Path) {
-    remove_stale(target);
+    remove_leftovers(target);
     assert!(files(target.parent().unwrap()).is_empty());
 }
 
@@ -62,7 +62,7 @@ fn without_files_that_have_no_name_the_names_prove_the_same() {
     let target = folder.path().join("file");
     let (path, file, identity) = named(folder.path(), &prefix(&target)).unwrap();
     assert_eq!(fs::stat_link(&path).unwrap().identity, identity);
-    remove_stale(&target);
+    remove_leftovers(&target);
     assert_eq!(files(folder.path()).len(), 1, "it is locked");
     drop(file);
     assert_removed(&target);
@@ -85,8 +85,8 @@ fn what_a_killed_writer_left_is_removed_and_nothing_else_is() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("file");
     let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();
-    let stale = abandon(Temporary::new(&target).unwrap());
-    let proof = stale.file_name().unwrap().to_str().unwrap().to_owned();
+    let leftover = abandon(Temporary::new(&target).unwrap());
+    let proof = leftover.file_name().unwrap().to_str().unwrap().to_owned();
     let living = Temporary::new(&target).unwrap();
     // A copy, an old form of names, nearly valid names, and the temporary of another file.
     put(&format!("{}1", &proof[..proof.len() - 1]), b"another random end, and another inode");
@@ -94,19 +94,19 @@ fn what_a_killed_writer_left_is_removed_and_nothing_else_is() {
         put(name, name.as_bytes());
     }
     let long = format!("{proof}0");
-    std::fs::hard_link(&stale, folder.path().join(&long)).unwrap();
+    std::fs::hard_link(&leftover, folder.path().join(&long)).unwrap();
     let other = abandon(Temporary::new(&folder.path().join("file2")).unwrap());
-    symlink(&stale, folder.path().join(".file.deepnvme-tmp-link")).unwrap();
+    symlink(&leftover, folder.path().join(".file.deepnvme-tmp-link")).unwrap();
     std::fs::create_dir(folder.path().join(".file.deepnvme-tmp-1-2")).unwrap();
     let before = files(folder.path());
-    remove_stale(&target);
+    remove_leftovers(&target);
     assert_eq!(files(folder.path()), before, "a file with a second name is somebody's");
     std::fs::remove_file(folder.path().join(&long)).unwrap();
-    remove_stale(&target);
+    remove_leftovers(&target);
     let gone: Vec<_> = before.keys().filter(|path| !files(folder.path()).contains_key(*path)).collect();
     assert_eq!(
         gone,
-        [&stale, &folder.path().join(long)]
+        [&leftover, &folder.path().join(long)]
             .into_iter()
             .collect::<std::collections::BTreeSet<_>>()
             .into_iter()
