@@ -68,21 +68,25 @@ class ParameterOffload:
         self._residence = Residence(swapper, self._groups)
         self._runner = BlockRunner(self._residence, self._on_group_done)
         self._steppers: list[weakref.ref[OptimizerStepper]] = []
+        self._undo: list[Callable[[], object]] = []
+        self.is_closed = False
+        # Reentrant, because a signal handler may also close it.
+        self._closing = threading.RLock()
+        # Whether state dicts include the parameters on disk.
+        self._is_filling = True
+
+    def _begin(self, model: nn.Module) -> None:
+        """Move the parameters to disk. ``close`` undoes it, also after an error or an interrupt at any point."""
         for group in self._groups:
             self._residence.offload(group)
-        self._undo = [wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks]
+        self._undo.extend(wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks)
         self._undo.append(wrap_forward(model, self._checked_conversion, "_apply"))
         hooks = [
             model.register_forward_pre_hook(UntracedHook(self._begin_step)),
             *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
             register_optimizer_step_pre_hook(StepGuard(self._check_step)),
         ]
-        self._undo += [hook.remove for hook in hooks]
-        self.is_closed = False
-        # Reentrant, because a signal handler may also close it.
-        self._closing = threading.RLock()
-        # Whether state dicts include the parameters on disk.
-        self._is_filling = True
+        self._undo.extend(hook.remove for hook in hooks)
 
     @property
     def parameter_bytes(self) -> int:
@@ -455,6 +459,8 @@ def offload_parameters(
 
     Raises:
         MemoryError: one block needs more memory, or the machine has less.
+        OSError: the disk is full or fails. The parameters are in memory, as before; if they cannot be read back,
+            ``model.offloading.close()`` tries again.
         deepnvme.errors.UnsupportedError: the model cannot be offloaded; the message states why.
 
     Example:
@@ -495,5 +501,12 @@ def offload_parameters(
     except BaseException:
         swapper.close()
         raise
+    # Before anything is moved: if moving back fails as well, this is the way to try again.
     model.offloading = offloaded  # type: ignore[assignment]
+    try:
+        offloaded._begin(model)  # noqa: SLF001
+    except BaseException:
+        offloaded.close()
+        del model.offloading
+        raise
     return offloaded

@@ -58,20 +58,26 @@ class Residence:
         self._trace: list[str] = []
         self._order: list[str] = []
         self._placeholders = {member: ParameterPlaceholder(member) for group in groups for member in group.members}
+        # Groups whose values are on disk; those whose parameters all are placeholders as well; and those that are back.
+        self._stored: set[ParameterGroup] = set()
+        self._offloaded: set[ParameterGroup] = set()
         self._restored: set[ParameterGroup] = set()
         # Running calls and `gathered` blocks in each thread. Changed without calls: Ctrl-C cannot come in between.
         self.calls: dict[int, int] = {}
         self.gathered_blocks: dict[int, int] = {}
 
     def offload(self, group: ParameterGroup) -> None:
-        """Move the parameters of a group to disk and free their memory."""
+        """Move the parameters of a group to disk and free their memory. ``restore`` undoes it, also half of it."""
         flat = torch.zeros(group.nbytes, dtype=torch.uint8)
         for member in group.members:
             member.view(flat).copy_(member.parameter.data)
+        self.swapper.put(group.key, flat)
+        self._stored.add(group)
+        for member in group.members:
             setattr(member.parameter, ON_DISK_STRIDE, member.stride)
             setattr(member.parameter, ON_DISK_NAME, member.name)
-        self.swapper.put(group.key, flat)
         self._bind(group, None)
+        self._offloaded.add(group)
 
     @contextmanager
     def held(
@@ -271,9 +277,14 @@ class Residence:
         """
         if group in self._restored:
             return
+        if group not in self._stored:
+            # Its parameters have never lost their memory.
+            self._restored.add(group)
+            return
         with self._lock:
             self._refuse_use(group)
-            self._check_placeholders(group)
+            if group in self._offloaded:
+                self._check_placeholders(group)
         with self.swapper.borrow(group.key, shared=True) as memory:
             # Without the lock, since others need it to release memory.
             copies = [member.view(memory).clone() for member in group.members]

@@ -35,6 +35,8 @@ _TOKENS_MAX = 1 << 31
 _PREFETCH_LAYERS_MAX = 1 << 20
 
 if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
+
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
@@ -98,9 +100,12 @@ class Streaming:
         self._final_counters: dict[str, float] | None = None
         self._recorded: Callable[[], object] | None = None
         self._changed = ChangedBuffers()
+        self._load_hooks: list[RemovableHandle] = []
         self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
-        self._load_hooks = refuse_loading(weight for weight, _ in self._originals)
+        # For a caller who is interrupted at a moment at which this cannot be undone here.
+        model.streaming = self  # type: ignore[assignment]
         try:
+            self._load_hooks += refuse_loading((weight for weight, _ in self._originals), self._gate)
             files = WeightFiles(origin_of, sources, engine)
             load_resident(found.resident, files, device, self._changed)
             if found.lookups:
@@ -110,8 +115,14 @@ class Streaming:
             self.steps = StepRecorder(self.counters)
             self._wrap(model, found)
         except BaseException:
-            self.close()
+            self._undo(model)
             raise
+
+    def _undo(self, model: nn.Module) -> None:
+        """Close a model whose streaming did not begin, and leave no trace."""
+        self.close()
+        if getattr(model, "streaming", None) is self:
+            del model.streaming
 
     def _wrap(self, model: nn.Module, found: Partition) -> None:
         """Count the calls of the model, and of its parts that contain streamed modules."""
@@ -130,11 +141,7 @@ class Streaming:
         """Start loading weights, and record a timeline if requested."""
         if trace is not None:
             recording = self.trace(trace)
-            try:
-                recording.__enter__()
-            except BaseException:
-                self.close()
-                raise
+            recording.__enter__()
             # Also ends the recording of a model that is never closed, or that still runs when the program ends.
             self._recorded = weakref.finalize(self, recording.__exit__, None, None, None)
         if self.layer_cache is not None:
@@ -389,14 +396,13 @@ def stream(
     except FileNotFoundError:
         files.check_unchanged()
         raise
-    # The files were opened by name and may have been replaced since. From here on the streamer watches them.
     try:
+        # The files were opened by name and may have been replaced since. From here on the streamer watches them.
         files.check_unchanged()
+        streaming._start(trace)  # noqa: SLF001
     except BaseException:
-        streaming.close()
+        streaming._undo(built)  # noqa: SLF001
         raise
-    streaming._start(trace)  # noqa: SLF001
-    built.streaming = streaming  # type: ignore[assignment]
     return built
 
 
