@@ -3,14 +3,14 @@
 
 use std::path::Path;
 
-/// Returns the free bytes of the file system that has the folder of this path. `None` if the kernel does not say.
+/// Returns the free bytes of the file system that has this path, or else its folder. `None` if the kernel does not say.
 pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     // Simulated disks are not the kernel's.
     if cfg!(simulated) {
         return None;
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let space = rustix::fs::statvfs(folder).ok()?;
+    let space = rustix::fs::statvfs(path).or_else(|_| rustix::fs::statvfs(folder)).ok()?;
     Some(space.f_bavail.saturating_mul(space.f_frsize))
 }
 

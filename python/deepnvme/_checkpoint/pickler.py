@@ -205,8 +205,11 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
         msg = "the objects of the state are nested too deeply to be saved and loaded again"
         raise InvalidArgumentError(msg) from error
     except (pickle.PicklingError, TypeError, AttributeError) as error:
+        if type(error) not in (pickle.PicklingError, TypeError, AttributeError):
+            raise
         msg = f"{_unpicklable(obj) or 'the state'}: this object cannot be pickled ({error})"
-        raise InvalidArgumentError(f"{msg}; save plain values in its place") from error
+        # Of the same class, as from `torch.save`.
+        raise type(error)(f"{msg}; save plain values in its place") from error
     _check_pickle(file.getvalue())
     if warns and pickler.refused:
         _warn_of_refused(obj, pickler.refused)

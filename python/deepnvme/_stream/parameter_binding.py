@@ -216,24 +216,22 @@ def get_weight(weight: Weight) -> torch.Tensor:
     return tensor
 
 
-def refuse_loading(weights: Iterable[Weight], gate: CallGate) -> list[RemovableHandle]:
-    """Make ``load_state_dict`` of weights fail until the gate is closed: the next pass would bind those of the file."""
-    names: dict[nn.Module, list[str]] = {}
+def refuse_loading(weights: Iterable[Weight], names: dict[nn.Module, list[str]]) -> list[RemovableHandle]:
+    """Make ``load_state_dict`` of weights fail: the next pass would bind those of the file again.
+
+    ``names`` is filled with the refused names of each module. A hook whose list is cleared refuses nothing: an
+    interrupt may come before the caller has its handle.
+    """
     for weight in weights:
         names.setdefault(weight.module, []).append(weight.attribute)
     return [
-        module.register_load_state_dict_pre_hook(partial(_refuse_loading, attributes, gate))  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(partial(_refuse_loading, attributes))  # type: ignore[no-untyped-call]
         for module, attributes in names.items()
     ]
 
 
-def _refuse_loading(
-    attributes: list[str], gate: CallGate, _module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any
-) -> None:
+def _refuse_loading(attributes: list[str], _module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
     for attribute in attributes:
-        if gate.is_closed:
-            # An interrupt left this hook.
-            return
         if prefix + attribute in state:
             raise RuntimeError(
                 f"{prefix + attribute} is streamed from its file and cannot be loaded; call model.streaming.close() "

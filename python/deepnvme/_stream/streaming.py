@@ -35,11 +35,10 @@ _TOKENS_MAX = 1 << 31
 _PREFETCH_LAYERS_MAX = 1 << 20
 
 if TYPE_CHECKING:
-    from torch.utils.hooks import RemovableHandle
-
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
 
+    from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
 
     from deepnvme._deepnvme import Engine, Trace
@@ -101,11 +100,13 @@ class Streaming:
         self._recorded: Callable[[], object] | None = None
         self._changed = ChangedBuffers()
         self._load_hooks: list[RemovableHandle] = []
+        # Names that `load_state_dict` refuses, by module.
+        self._refused: dict[nn.Module, list[str]] = {}
         self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
         # For a caller who is interrupted at a moment at which this cannot be undone here.
         model.streaming = self  # type: ignore[assignment]
         try:
-            self._load_hooks += refuse_loading((weight for weight, _ in self._originals), self._gate)
+            self._load_hooks += refuse_loading((weight for weight, _ in self._originals), self._refused)
             files = WeightFiles(origin_of, sources, engine)
             load_resident(found.resident, files, device, self._changed)
             if found.lookups:
@@ -302,6 +303,8 @@ class Streaming:
                 set_weight(weight, self._changed.restored(original))
         for hook in self._load_hooks:
             hook.remove()
+        for names in self._refused.values():
+            names.clear()
         self._gate.unwrap()
         for part in (self.layer_cache, self.row_cache):
             if part is not None:

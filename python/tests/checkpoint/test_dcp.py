@@ -472,3 +472,20 @@ def test_what_no_load_returns_is_refused_and_the_old_checkpoint_stays(tmp_path: 
     with pytest.raises(CheckpointException, match="the state cannot be saved so that it could be loaded"):
         save(made[kind](), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     assert torch.equal(loaded(tmp_path, {"w": torch.zeros(10)})["w"], old["w"])
+
+
+def test_a_save_that_fails_leaves_no_files(tmp_path: Path) -> None:
+    class Refuses(DefaultSavePlanner):
+        def resolve_data(self, write_item: WriteItem) -> Any:
+            raise ValueError(write_item.index.fqn)
+
+    state = {"a": torch.ones(5)}
+    save(state, storage_writer=DeepnvmeWriter(tmp_path))
+    before = sorted(path.name for path in tmp_path.iterdir())
+    failures = []
+    for _ in range(3):
+        with pytest.raises(CheckpointException) as caught:
+            save(state, storage_writer=DeepnvmeWriter(tmp_path), planner=Refuses())
+        # A notebook keeps the last one, and with it the writer.
+        failures.append(caught)
+        assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -100,6 +100,15 @@ class DeepnvmeWriter(StorageWriter):
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items."""
+        try:
+            return self._write_data(plan, planner)
+        except BaseException:
+            # No other rank still writes to its file. The traceback may keep this object alive.
+            if _world_size() == 1:
+                self.give_up()
+            raise
+
+    def _write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         future: Future[list[WriteResult]] = Future()
         tensors: dict[str, torch.Tensor] = {}
         private, file = plan.storage_data or ("", "")
