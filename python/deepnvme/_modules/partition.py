@@ -140,6 +140,8 @@ class _Partitioner:
             return
         nbytes = self._bytes(module)
         if nbytes == 0:
+            # Tensors without elements. They are read like others, since they may be on the meta device.
+            self._found.resident += self._unseen(name, module)
             return
         argument = self._index_argument(module)
         if argument is not None:
@@ -165,11 +167,7 @@ class _Partitioner:
             )
 
     def _take(self, name: str, module: nn.Module, nbytes: int) -> None:
-        weights: list[Weight] = []
-        for path, child in module.named_modules(prefix=name):
-            if id(child) not in self._seen:
-                self._seen.add(id(child))
-                weights += self._own(path, child)
+        weights = self._unseen(name, module)
         if (
             nbytes <= self._limits.resident_bytes_max
             and self._small_bytes + nbytes <= self._limits.all_resident_bytes_max
@@ -178,6 +176,15 @@ class _Partitioner:
             self._found.resident += weights
         else:
             self._found.groups.append(LayerGroup(name, module, weights))
+
+    def _unseen(self, name: str, module: nn.Module) -> list[Weight]:
+        """List the weights of a module and those below it that were not visited yet."""
+        weights: list[Weight] = []
+        for path, child in module.named_modules(prefix=name):
+            if id(child) not in self._seen:
+                self._seen.add(id(child))
+                weights += self._own(path, child)
+        return weights
 
     def _own(self, name: str, module: nn.Module) -> Iterator[Weight]:
         for attribute, tensor in (*module._parameters.items(), *module._buffers.items()):  # noqa: SLF001

@@ -201,6 +201,26 @@ def test_torch_modules_that_compute_with_the_weights_of_their_children(tmp_path:
     streamed.streaming.close()
 
 
+class Empty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.some = nn.Linear(WIDTH, 0), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.some(values) + self.none(values).sum()
+        return result
+
+
+def test_a_layer_without_elements_leaves_the_meta_device(tmp_path: Path) -> None:
+    in_memory = Empty()
+    deepnvme.save(in_memory.state_dict(), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        made = Empty()
+    streamed = deepnvme.stream(made, weights=tmp_path / "model.safetensors", memory="400kB")
+    with torch.no_grad(), streamed.streaming:
+        assert torch.equal(streamed(torch.ones(2, WIDTH)), in_memory(torch.ones(2, WIDTH)))
+
+
 def test_dimensions_of_one_element_may_have_any_stride(tmp_path: Path) -> None:
     model: Any = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1))
     model.to(memory_format=torch.channels_last)
