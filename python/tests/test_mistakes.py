@@ -24,11 +24,11 @@ def file_for_folder(folder: Path) -> object:
 def borrowed(folder: Path) -> object:
     with deepnvme.Swapper(folder, memory="1MB") as swapper:
         swapper.put("a", torch.ones(3))
-        return swapper.borrow("a").add_(1)  # type: ignore[attr-defined]
+        return swapper.borrow("a").add_(1)
 
 
 def overlapped(folder: Path) -> object:
-    with deepnvme.Checkpointer(folder).overlap(torch.nn.Linear(2, 2)):  # type: ignore[arg-type]
+    with deepnvme.Checkpointer(folder).overlap(torch.nn.Linear(2, 2)):
         return None
 
 
@@ -66,6 +66,16 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
         lambda folder: deepnvme.read_batch([(torch.ones(3), folder / "x", 0)]),  # type: ignore[list-item]
         TypeError,
         "item 0: an item is a tuple (path, offset, tensor); the first element is a tensor",
+    ),
+    "one path for several": (
+        lambda folder: deepnvme.StripeSet(str(folder / "abc")),
+        TypeError,
+        "paths is one path; it must be a list of them",
+    ),
+    "clipping to less than nothing": (
+        lambda _: deepnvme.optim.AdamW([torch.nn.Parameter(torch.ones(3))], max_norm=-1),
+        InvalidArgumentError,
+        "max_norm is -1; it must be at least 0",
     ),
     "little memory": (
         lambda folder: deepnvme.Swapper(folder, memory="1KB"),

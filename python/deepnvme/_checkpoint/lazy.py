@@ -189,6 +189,8 @@ class LazyUnpickler(SafeUnpickler):
         def read() -> torch.Tensor:
             return SafeUnpickler.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
 
+        if _is_quantised(getattr(torch, dtype)):
+            return read()
         return LazyTensor.make(shape, strides, getattr(torch, dtype), self._device, read)
 
     def storage(self, storage: Any, dtype: str) -> Any:
@@ -207,7 +209,8 @@ class LazyUnpickler(SafeUnpickler):
                 lambda data: SafeUnpickler.call(self, function, (data, *arguments[1:])), is_parameter=True
             )
         # The sizes were compared with the storage when the file was opened.
-        if function is _utils._rebuild_tensor_v3 and type(first) is _LazyTypedStorage:  # noqa: SLF001
+        is_lazy = function is _utils._rebuild_tensor_v3 and type(first) is _LazyTypedStorage  # noqa: SLF001
+        if is_lazy and not _is_quantised(arguments[6]):
             return LazyTensor.make(
                 arguments[2],
                 arguments[3],
@@ -231,6 +234,11 @@ class LazyUnpickler(SafeUnpickler):
         if type(value) is _LazyTypedStorage:
             return super().storage(value.stored.read(), value.dtype)
         return value.materialize() if type(value) is LazyTensor else value
+
+
+def _is_quantised(dtype: torch.dtype) -> bool:
+    """Whether torch makes tensors of this type by functions that a lazy tensor cannot override."""
+    return str(dtype).startswith(("torch.qint", "torch.quint"))
 
 
 def load_lazily(request: LoadRequest) -> Any:

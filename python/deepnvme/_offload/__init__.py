@@ -1,6 +1,6 @@
 """Keep parameters on disk while nothing uses them: :func:`offload_parameters`.
 
-- ``parameter_offload``: the public function and class. Parameters are on disk between a model's blocks.
+- ``begin``: the public function. ``parameter_offload``: the public class, which holds what the function has begun.
 - ``groups`` finds the parameters that are moved together. ``residence`` holds them in memory while they are in use.
 - ``passes`` follows a block through forward and backward. ``autograd`` saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group. ``saving`` writes a model shard by shard.
@@ -9,6 +9,7 @@
 - ``placeholders``: the stand-in data of a parameter while its bytes are on disk.
 """
 
-from deepnvme._offload.parameter_offload import ParameterOffload, offload_parameters
+from deepnvme._offload.begin import offload_parameters
+from deepnvme._offload.parameter_offload import ParameterOffload
 
 __all__ = ["ParameterOffload", "offload_parameters"]

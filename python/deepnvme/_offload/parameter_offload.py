@@ -1,4 +1,4 @@
-"""``deepnvme.offload_parameters``: train a model whose parameters are on disk between uses."""
+"""``model.offloading``: a model whose parameters are on disk between uses."""
 
 from __future__ import annotations
 
@@ -19,26 +19,23 @@ from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
 from deepnvme._offload.hooks import StepGuard, UntracedHook, copy_error
 from deepnvme._offload.passes import BlockRunner
-from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
 from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
-from deepnvme._utils.memory import check_available
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import address_of, cast_refusal
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import nn
     from typing_extensions import Self
 
-    from deepnvme._deepnvme import Engine
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._swap.stats import SwapStats
     from deepnvme._utils.terminal import ProgressArgument
@@ -416,97 +413,3 @@ class ParameterOffload:
                         "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
                         "before its first step"
                     )
-
-
-def _check_module(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"offload_parameters takes a torch.nn.Module, not {type(model).__name__}")
-
-
-@public
-def offload_parameters(
-    model: nn.Module,
-    *,
-    memory: str | int,
-    swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    checksums: bool = False,
-    engine: Engine | None = None,
-) -> ParameterOffload:
-    """Keep a model's parameters on disk during training. Blocks have them in memory while they run.
-
-    Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
-    records the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
-    checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast`` work.
-    Autocast computes as with ``cache_enabled=False``.
-
-    Frozen parameters are written once, trained ones after each step. Gradients stay in memory.
-
-    Args:
-        model: a model with parameters in CPU memory, or on the meta device. Meta parameters become zeros without ever
-            being in memory as a whole; ``load_state_dict`` fills them. The model is changed in place.
-        memory: bytes for parameters, such as ``"4GB"``. The parameters of small modules (at most 64 KiB and
-            1/1024 of ``memory`` each, an eighth of it together), and those of modules outside of all blocks, stay in
-            memory in addition.
-        swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
-            outlives the process.
-        checksums: checksum everything that is written, and verify it when it is read.
-        engine: the engine to use. Default: the default engine.
-
-    Returns:
-        ``model.offloading``, with ``attach(optimizer)``, ``gathered(parameters)``, ``load_state_dict(state)``,
-        ``save(path)``, ``stats()`` and ``close()``. ``model.state_dict()`` works as usual and needs memory for all
-        parameters.
-
-    Raises:
-        MemoryError: one block needs more memory, or the machine has less.
-        OSError: the disk is full or fails. The parameters are in memory, as before; if they cannot be read back,
-            ``model.offloading.close()`` tries again.
-        deepnvme.errors.UnsupportedError: the model cannot be offloaded; the message states why.
-
-    Example:
-        >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
-        >>> offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=".")
-        >>> optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        >>> offloading.attach(optimizer)
-        >>> for step in range(3):
-        ...     model(torch.randn(8, 256)).square().mean().backward()
-        ...     optimizer.step()
-        ...     optimizer.zero_grad()
-        >>> offloading.close()
-    """
-    _check_module(model)
-    nbytes = parse_bytes(memory)
-    check_available(nbytes)
-    earlier = getattr(model, "offloading", None)
-    if isinstance(earlier, ParameterOffload) and not earlier.is_closed:
-        raise UnsupportedError(
-            "the parameters of this model are offloaded already; call model.offloading.close() first"
-        )
-    replace_meta_parameters(model)
-    for name, parameter in model.named_parameters():
-        if is_on_disk(parameter):
-            raise UnsupportedError(
-                f"{name} is on disk already: a part of this model, or a model that shares it, is offloaded or "
-                "streamed; close that first"
-            )
-        if parameter.device.type != "cpu":
-            raise UnsupportedError(f"{name} is on {parameter.device}; only CPU parameters can be offloaded")
-        if parameter.layout is not torch.strided or parameter.is_nested or parameter.is_quantized:
-            raise UnsupportedError(
-                f"{name} is not one block of memory (sparse, nested or quantised) and cannot be offloaded"
-            )
-    swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
-    try:
-        offloaded = ParameterOffload(model, nbytes, swapper)
-    except BaseException:
-        swapper.close()
-        raise
-    # Before anything is moved: if moving back fails as well, this is the way to try again.
-    model.offloading = offloaded  # type: ignore[assignment]
-    try:
-        offloaded._begin(model)  # noqa: SLF001
-    except BaseException:
-        offloaded.close()
-        del model.offloading
-        raise
-    return offloaded

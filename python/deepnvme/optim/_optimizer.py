@@ -56,6 +56,8 @@ class OptimizerBase(torch.optim.Optimizer):
         if moments not in FORMATS:
             msg = f"moments is {moments!r}; it must be 'fp32', 'bf16' or '8bit'"
             raise InvalidArgumentError(msg)
+        if max_norm is not None and not max_norm >= 0:
+            raise InvalidArgumentError(f"max_norm is {max_norm}; it must be at least 0, or None for no clipping")
         threads, seed = whole(threads, "threads", 0, 256), whole(seed, "seed", -WHOLE_MAX)
         super().__init__(*arguments, **settings)
         self._options: dict[str, Any] = {

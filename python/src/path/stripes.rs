@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use super::file_name::file_name;
 use crate::{error, settings};
@@ -41,6 +42,9 @@ impl StripeSet {
     #[pyo3(signature = (paths, *, stripe_bytes=None), text_signature = "(paths, *, stripe_bytes=1048576)")]
     fn new(paths: &Bound<'_, PyAny>, stripe_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let stripe_bytes = settings::size("stripe_bytes", stripe_bytes)?.unwrap_or(STRIPE_BYTES_DEFAULT);
+        if paths.is_instance_of::<PyString>() || paths.is_instance_of::<PyBytes>() {
+            return Err(PyTypeError::new_err("paths is one path; it must be a list of them, one for each drive"));
+        }
         let parts = paths.try_iter()?.map(|part| file_name(&part?)).collect::<PyResult<Vec<PathBuf>>>()?;
         error::check(paths.py(), deepnvme_file::StripeSet::new(parts, stripe_bytes)).map(Self)
     }

@@ -142,3 +142,13 @@ def test_damage_is_found_at_the_first_use(tmp_path: Path, suffix: str) -> None:
         lazy["a"] + 1
     with pytest.raises(errors.ChecksumError):
         lazy["a"].sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.qint8, torch.quint8, torch.qint32])
+def test_quantised_views_are_read_at_once(tmp_path: Path, dtype: torch.dtype) -> None:
+    values = torch.randint(0, 256, (28,), dtype=torch.uint8)
+    deepnvme.save({"a": values.view(dtype), "b": torch.ones(3)}, tmp_path / "q.pt")
+    loaded = deepnvme.load(tmp_path / "q.pt", lazy=True)
+    assert loaded["a"].dtype == dtype
+    assert bytes(loaded["a"].untyped_storage().tolist()) == bytes(values.tolist())
+    assert torch.equal(loaded["b"] + 1, torch.full((3,), 2.0))

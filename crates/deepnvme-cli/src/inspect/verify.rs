@@ -336,12 +336,23 @@ fn compared(
     let (bytes, coverage, verdict, finding) = match verified {
         Ok((bytes, coverage)) => (bytes, coverage, Verdict::Sound, None),
         Err(error) => match verdict(&error) {
-            Some(verdict) => (0, Coverage::Nothing, verdict, Some(error.to_string())),
+            Some(verdict) => (0, Coverage::Nothing, verdict, Some(finding(path, &error))),
             None => return Err(failed(error)),
         },
     };
     let seconds = began.elapsed().as_secs_f64();
     Ok(Verification { path: path.to_path_buf(), verdict, finding, coverage, bytes, seconds })
+}
+
+/// Returns the text of an error. The remedy of a load without checksums is an argument that the command does not have.
+fn finding(path: &Path, error: &deepnvme_checkpoint::Error) -> String {
+    match error {
+        deepnvme_checkpoint::Error::NoChecksums { is_stale: false, .. } => {
+            let path = display::path(path);
+            format!("{path}: the file has no checksums, so nothing can be compared; save or convert it with deepnvme")
+        }
+        _ => error.to_string(),
+    }
 }
 
 /// Returns the verdict that an error implies; `None` if the error says nothing about the file's bytes.

@@ -415,6 +415,11 @@ fn check_access(flags: OFlags, access: Access) -> Result<()> {
     if has == OFlags::RDWR || has == access.flags() {
         return Ok(());
     }
-    let detail = format!("the descriptor is not open for {access:?}; open it in another mode");
+    let wanted = match access {
+        Access::Read => "reading",
+        Access::Write => "writing",
+        Access::ReadWrite => "reading and writing",
+    };
+    let detail = format!("the descriptor is not open for {wanted}; open it in another mode");
     Err(Error::new(ErrorKind::InvalidInput, "open", detail))
 }
