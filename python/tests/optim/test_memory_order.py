@@ -206,3 +206,40 @@ def test_a_parameter_of_another_shape_is_refused(tmp_path: Path, shape: tuple[in
     param.data = torch.zeros(500)
     kept = optimizer.state_dict()["state"][0]["momentum_buffer"]
     assert torch.equal(kept, state["state"][0]["momentum_buffer"])
+
+
+@pytest.mark.parametrize("swap_gradients", [False, True])
+def test_ctrl_c_while_state_follows_loses_nothing(tmp_path: Path, interrupted: Any, swap_gradients: bool) -> None:
+    def made() -> tuple[list[nn.Parameter], optim.AdamW]:
+        params = model(row_major)
+        settings: dict[str, Any] = {"swap_dir": tmp_path, "memory": "1MB", "swap_gradients": swap_gradients}
+        optimizer = optim.AdamW(params, lr=0.1, **settings)
+        for seed in (1, 2):
+            if seed == 2:
+                reorder(params, channels_last)
+            torch.manual_seed(seed)
+            sum((param * torch.randn(param.shape)).sum() for param in params).backward()  # type: ignore[union-attr]
+            if seed == 1:
+                optimizer.step()
+                optimizer.zero_grad()
+        return params, optimizer
+
+    expected, reference = made()
+    reference.step()
+    params, optimizer = made()
+    with interrupted() as points:
+        optimizer.step()
+    assert_same(params, expected)
+    stopped = 0
+    for point in range(1, points.count + 1, max(points.count // 120, 1)):
+        params, optimizer = made()
+        try:
+            with interrupted(point):
+                optimizer.step()
+        except KeyboardInterrupt:
+            stopped += 1
+            optimizer.step()
+        assert_same(params, expected)
+        assert_same_state(optimizer, reference)
+        optimizer.close()
+    assert stopped > 60
