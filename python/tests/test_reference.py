@@ -7,6 +7,7 @@ import builtins
 import doctest
 import importlib
 import inspect
+import os
 import re
 import textwrap
 import types
@@ -136,6 +137,8 @@ def faults(each: Documented) -> Iterator[str]:
         yield f"its first paragraph is no sentence: {first!r}"
     if inspect.isdatadescriptor(each.thing) and not inspect.isroutine(each.thing):
         return
+    if is_error(each) and not has_example(each):
+        yield "it has no example"
     if is_error(each) or is_foreign(each):
         return
     if not is_made_by_the_package(each):
@@ -189,7 +192,7 @@ def test_its_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if any(part in NOT_RUN for part in name.split(".")):
         return
     monkeypatch.chdir(tmp_path)
-    names = {"deepnvme": deepnvme, "torch": torch}
+    names = {"deepnvme": deepnvme, "torch": torch, "os": os}
     test = doctest.DocTestParser().get_doctest(ALL[name].text, names, name, None, 0)
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     assert doctest.DocTestRunner(optionflags=options).run(test).failed == 0
