@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 # Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group
 # has at most this size, or is a single larger storage.
 _GROUP_BYTES = 64 << 20
+# Names that a message shows.
+_NAMED_MAX = 5
 
 
 def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
@@ -131,11 +133,13 @@ def _plan(
                 _check_writable(f"{request.name}: {name}", target)
                 plan.copied.append((name, target, stored))
     if missing:
-        shown = ", ".join(sorted(missing)[:5])
+        shown = ", ".join(sorted(missing)[:_NAMED_MAX])
+        there = [entry.name for plan in plans for entry in tensor_entries(plan.reader) if entry.name not in targets]
+        others = ", ".join(there[:_NAMED_MAX]) + (", ..." if len(there) > _NAMED_MAX else "")
         msg = (
             f"{request.name}: the file contains no dense tensor called {shown}; leave it out of into, or check the name"
         )
-        raise KeyError(msg)
+        raise KeyError(f"{msg} (the file also contains {others})" if there else msg)
     filled.check(request.name)
     return plans
 

@@ -74,8 +74,8 @@ def save(
         obj: for safetensors, a dict of names to tensors; for an archive, anything that ``torch.save`` accepts.
         path: ``str``, ``bytes``, ``os.PathLike``, or a ``StripeSet`` to write to several disks at once.
         engine: the engine that transfers the bytes. Default: the default engine.
-        durability: the data that survives a power cut after this returns: ``"none"``, ``"data"`` or ``"full"``
-            (default: the bytes, and the file's name in its folder).
+        durability: the data that survives a power cut once this returns: ``"none"`` none, ``"data"`` the bytes and the
+            size, ``"full"`` (default) also the file's name in its folder.
         checksums: keep a checksum of each MiB for ``load(verify=...)`` and ``deepnvme verify``. They take 16 bytes
             for each MiB, and other readers ignore them. Default True.
         metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe

@@ -34,8 +34,8 @@ class Adam(KernelOptimizer, torch.optim.Adam):
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
-        **settings: torch's settings by name, ``lr`` (default 1e-3), ``betas``, ``eps``, ``weight_decay``, ``amsgrad``,
-            ``maximize``, ``fused``.
+        **settings: torch's settings by name: ``lr`` (default 1e-3), ``betas`` (0.9, 0.999), ``eps`` (1e-8),
+            ``weight_decay`` (0), ``amsgrad`` (False), ``maximize`` (False), ``fused`` (None).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -60,12 +60,13 @@ class Adam(KernelOptimizer, torch.optim.Adam):
 class AdamW(KernelOptimizer, torch.optim.AdamW):
     """``torch.optim.AdamW`` with a faster step, and with state on disk if asked.
 
-    The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk. ``help(deepnvme.optim)`` explains these and the
+    other keyword arguments (``moments``, ``max_norm``, ...).
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
-        **settings: torch's settings by name, ``lr`` (default 1e-3), ``betas``, ``eps``, ``weight_decay`` (default
-            1e-2), ``amsgrad``, ``maximize``, ``fused``.
+        **settings: torch's settings by name: ``lr`` (default 1e-3), ``betas`` (0.9, 0.999), ``eps`` (1e-8),
+            ``weight_decay`` (1e-2), ``amsgrad`` (False), ``maximize`` (False), ``fused`` (None).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -86,12 +87,13 @@ class AdamW(KernelOptimizer, torch.optim.AdamW):
 class SGD(KernelOptimizer, torch.optim.SGD):
     """``torch.optim.SGD`` with a faster step, and with its momentum on disk if asked.
 
-    The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk. ``help(deepnvme.optim)`` explains these and the
+    other keyword arguments (``moments``, ``max_norm``, ...).
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
-        **settings: torch's settings by name, ``lr`` (default 1e-3), ``momentum``, ``dampening``, ``weight_decay``,
-            ``nesterov``, ``maximize``, ``fused``.
+        **settings: torch's settings by name: ``lr`` (default 1e-3), ``momentum`` (0), ``dampening`` (0),
+            ``weight_decay`` (0), ``nesterov`` (False), ``maximize`` (False), ``fused`` (None).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -127,12 +129,13 @@ class SGD(KernelOptimizer, torch.optim.SGD):
 class Adagrad(KernelOptimizer, torch.optim.Adagrad):
     """``torch.optim.Adagrad`` with a faster step, and with state on disk if asked.
 
-    The keyword arguments of ``deepnvme.optim`` (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
+    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk. ``help(deepnvme.optim)`` explains these and the
+    other keyword arguments (``moments``, ``max_norm``, ...).
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
-        **settings: torch's settings by name, ``lr`` (default 1e-2), ``lr_decay``, ``weight_decay``,
-            ``initial_accumulator_value``, ``eps``, ``maximize``.
+        **settings: torch's settings by name: ``lr`` (default 1e-2), ``lr_decay`` (0), ``weight_decay`` (0),
+            ``initial_accumulator_value`` (0), ``eps`` (1e-10), ``maximize`` (False).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -192,7 +195,7 @@ class Lion(KernelOptimizer, _Lion):
         *arguments: the parameters or param groups, and the settings ``lr``, ``betas`` and ``weight_decay`` in this
             order.
         **settings: ``lr`` (default 1e-4), ``betas`` (default ``(0.9, 0.99)``), ``weight_decay`` (default 0),
-            ``maximize``.
+            ``maximize`` (default False).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
