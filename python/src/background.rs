@@ -9,7 +9,6 @@ use pyo3::prelude::*;
 
 use deepnvme_mem::CreatorProcess;
 
-use crate::pending_request::CANCEL_TIMEOUT;
 use crate::{error, threads};
 
 /// Interval between signal checks.
@@ -24,7 +23,7 @@ pub(crate) fn run<T: Send + 'static>(
     let interrupted = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&interrupted);
     let stop = move || interrupted.store(true, Ordering::SeqCst);
-    run_polling(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop)
+    run_polling(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop, None)
 }
 
 /// Runs `work`, which changes no file, on a thread. An exception from a signal is raised at once: the thread ends by
@@ -48,29 +47,9 @@ pub(crate) fn run_read_only<T: Send + 'static>(
 }
 
 /// Runs `work` on a thread and calls `poll` at intervals. After an exception from `poll` or a signal, it calls `stop`,
-/// and raises the exception once the work ends.
+/// and raises the exception once the work ends. With `patience`, for work that changes no file, it raises after that time
+/// at the latest: the kernel may take longer to finish the reads that it has begun. The thread then ends by itself.
 pub(crate) fn run_polling<T: Send + 'static>(
-    py: Python<'_>,
-    work: impl FnOnce() -> T + Send + 'static,
-    poll: &mut dyn FnMut() -> PyResult<()>,
-    stop: &dyn Fn(),
-) -> PyResult<T> {
-    run_until(py, work, poll, stop, None)
-}
-
-/// Runs `work`, which changes no file, as [`run_polling`] does. An exception is raised after a second at the latest: the
-/// kernel may take longer to finish the reads that it has begun. The thread then ends by itself and drops its result.
-pub(crate) fn run_polling_read_only<T: Send + 'static>(
-    py: Python<'_>,
-    work: impl FnOnce() -> T + Send + 'static,
-    poll: &mut dyn FnMut() -> PyResult<()>,
-    stop: &dyn Fn(),
-) -> PyResult<T> {
-    run_until(py, work, poll, stop, Some(CANCEL_TIMEOUT))
-}
-
-/// Runs `work` on a thread. After an exception and `stop`, it waits for the end of the work, or as long as `patience`.
-fn run_until<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
     poll: &mut dyn FnMut() -> PyResult<()>,

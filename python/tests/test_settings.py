@@ -43,12 +43,12 @@ def test_settings_of_the_wrong_type(tmp_path: Path) -> None:
 
 def test_settings_can_be_read() -> None:
     with deepnvme.Engine(
-        backend="threads",
         workers=3,
         queue_depth=5,
         block_bytes=8192,
-        submit="single",
+        backend="threads",
         window="drain",
+        submit="single",
         direct="disabled",
         gds="preferred",
         pool_bytes=1 << 20,

@@ -22,21 +22,13 @@ _STEPS_MAX = 10_000
 
 @dataclass(frozen=True)
 class Step:
-    """The cost of one call: a prompt, or the next token of each sequence of a batch.
-
-    Attributes:
-        seconds: duration of the call.
-        stalled_s: seconds spent waiting for layers.
-        disk_busy_s: seconds during which the disk was read.
-        bytes_read: bytes read.
-        tokens: sequences times positions.
-    """
+    """The cost of one call: a prompt, or the next token of each sequence of a batch. Times are in seconds."""
 
     seconds: float
-    stalled_s: float
-    disk_busy_s: float
+    stalled_s: float  # waiting for layers
+    disk_busy_s: float  # while the disk was read
     bytes_read: int
-    tokens: int
+    tokens: int  # sequences times positions
 
     @property
     def compute_s(self) -> float:
@@ -96,11 +88,10 @@ class StreamStats(Step):
         row_waits: rows and experts that had to be read.
 
     Example:
-        >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
-        >>> size = deepnvme.save(model.state_dict(), "weights.safetensors")
-        >>> model = deepnvme.stream(model, weights="weights.safetensors", memory="4MB")
-        >>> with torch.no_grad():
-        ...     output = model(torch.randn(2, 512))
+        >>> layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+        >>> size = deepnvme.save(layers.state_dict(), "layers.safetensors")
+        >>> model = deepnvme.stream(layers, weights="layers.safetensors", memory="1MB")
+        >>> output = model(torch.randn(2, 64))
         >>> stats = model.streaming.stats()
         >>> stats.steps, 0 <= stats.hit_rate <= 1
         (1, True)

@@ -20,6 +20,7 @@ use super::{build, to_exception};
 use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
 use crate::path::{PathArgument, file_name};
+use crate::pending_request::CANCEL_TIMEOUT;
 use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
@@ -171,7 +172,8 @@ impl CheckpointReader {
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::run_polling_read_only(py, work, &mut || Ok(()), &stop)?.map_err(|error| to_exception(py, &error))
+        background::run_polling(py, work, &mut || Ok(()), &stop, Some(CANCEL_TIMEOUT))?
+            .map_err(|error| to_exception(py, &error))
     }
 
     /// Read bytes of a tensor, starting at ``start``, and verify their checksums. An archive must be opened with
@@ -470,7 +472,7 @@ impl Loading {
         let mut report_progress = progress_callback(progress, &shared);
         let stop = || shared.stop();
         let finish = move || loading.finish(verify, &seen);
-        let finished = background::run_polling_read_only(py, finish, &mut report_progress, &stop)?;
+        let finished = background::run_polling(py, finish, &mut report_progress, &stop, Some(CANCEL_TIMEOUT))?;
         finished.map_err(|error| to_exception(py, &error))?;
         report_progress()
     }

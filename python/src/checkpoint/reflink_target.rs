@@ -75,7 +75,7 @@ impl PyReflinkTarget {
         let progress = Arc::new(Progress::default());
         let seen = Arc::clone(&progress);
         let stop = || progress.stop();
-        let committed = background::run_polling(py, move || target.commit(&seen), &mut || Ok(()), &stop)?;
+        let committed = background::run_polling(py, move || target.commit(&seen), &mut || Ok(()), &stop, None)?;
         committed.map_err(|error| to_exception(py, &error))
     }
 
