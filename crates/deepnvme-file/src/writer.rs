@@ -108,9 +108,19 @@ impl FileWriter {
     pub fn overwrite(&mut self, offset: u64, bytes: Vec<u8>) -> Result<()> {
         self.check()?;
         assert!(offset + bytes.len() as u64 <= self.position(), "only what was written is replaced");
-        self.flush()?;
-        let written = self.engine.write(&self.file, offset, Region::from_vec(bytes), WriteOptions::default())?.wait().1;
-        written.map(drop).inspect_err(|error| self.failed = Some(error.clone()))
+        let written = self.flush().and_then(|()| {
+            let source = Region::from_vec(bytes);
+            self.engine.write(&self.file, offset, source, WriteOptions::default())?.wait().1.map(drop)
+        });
+        self.noted(written)
+    }
+
+    /// Makes the writer unusable after a failure: bytes are lost, and later ones would land at the wrong offset.
+    fn noted(&mut self, result: Result<()>) -> Result<()> {
+        if let Err(error) = &result {
+            self.failed.get_or_insert_with(|| error.clone());
+        }
+        result
     }
 
     /// Submits the last, partly filled buffer, and waits for all writes.
@@ -127,6 +137,11 @@ impl FileWriter {
     /// Writes `bytes` bytes. `put(offset, out)` fills the buffers piece by piece.
     fn fill(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
         self.check()?;
+        let filled = self.fill_buffers(bytes, put);
+        self.noted(filled)
+    }
+
+    fn fill_buffers(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
         let mut done = 0;
         while done < bytes {
             let mut buffer = match self.current.take() {
@@ -134,12 +149,7 @@ impl FileWriter {
                 None => self.next_buffer()?,
             };
             let now = (buffer.len() - self.current_bytes).min(bytes - done);
-            let put = put(done, &mut buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now]);
-            if let Err(error) = put {
-                // Later data would land at the wrong offset.
-                self.failed.get_or_insert_with(|| error.clone());
-                return Err(error);
-            }
+            put(done, &mut buffer.as_mut_slice()[self.current_bytes..self.current_bytes + now])?;
             self.current_bytes += now;
             done += now;
             if self.current_bytes == buffer.len() {
@@ -191,8 +201,9 @@ impl FileWriter {
             return Ok(buffer);
         }
         if self.buffers < BUFFERS {
+            let made = Buffer::zeroed(BUFFER_BYTES).map_err(|error| Error::from_io("allocate a buffer", &error))?;
             self.buffers += 1;
-            return Buffer::zeroed(BUFFER_BYTES).map_err(|error| Error::from_io("allocate a buffer", &error));
+            return Ok(made);
         }
         self.reclaim()?;
         let detail = "the engine did not return the buffer of a write; report this as a bug";
@@ -235,9 +246,7 @@ impl FileWriter {
         }
         if let Err(error) = result {
             let target = self.replacement.as_ref().map(|replacement| replacement.target().to_path_buf());
-            let error = target.map_or(error.clone(), |target| error.at_path(target));
-            self.failed = Some(error.clone());
-            return Err(error);
+            return Err(target.map_or(error.clone(), |target| error.at_path(target)));
         }
         Ok(())
     }

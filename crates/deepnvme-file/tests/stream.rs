@@ -154,3 +154,23 @@ fn a_folder_that_is_missing_or_a_target_that_is_a_folder_is_named() {
     let error = FileWriter::create(engine, &Target::from(folder.path()), Durability::None).unwrap_err();
     assert_eq!(error.path(), Some(folder.path()));
 }
+
+#[test]
+fn a_writer_whose_engine_refuses_a_buffer_is_unusable() {
+    let (engine, folder) = (engine(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("file");
+    fs::write(&path, "old").unwrap();
+    for overwrites in [false, true] {
+        let mut writer = FileWriter::create(Arc::clone(&engine), &Target::from(&path), Durability::None).unwrap();
+        writer.write(b"begin").unwrap();
+        engine.close();
+        let data = random(BUFFER_BYTES * 2, 1);
+        let refused = if overwrites { writer.overwrite(0, b"B".to_vec()) } else { writer.write(&data) };
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::Closed);
+        // Small enough for a buffer of its own, which would be written without the bytes before it.
+        assert_eq!(writer.write(b"end").unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(writer.commit().unwrap_err().kind(), ErrorKind::Closed);
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+    }
+    assert_eq!(names(folder.path()), ["file"]);
+}

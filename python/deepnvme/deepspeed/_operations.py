@@ -204,9 +204,12 @@ class Operations:
             return
         for operation in earlier:
             operation.wait_quietly()
+        done = {id(operation) for operation in earlier}
         with self._lock:
             for batch in batches:
-                batch.ranges.forget(file)
+                # Another thread may have added one meanwhile, which is in flight.
+                if all(id(one) in done for one in batch.operations if one.file == file):
+                    batch.ranges.forget(file)
 
 
 def first_failure(operations: Iterable[Operation]) -> Exception | None:
