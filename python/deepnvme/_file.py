@@ -66,8 +66,8 @@ def open(  # noqa: A001
         path: ``str``, ``bytes``, ``os.PathLike`` or a ``StripeSet``; for reading also an open file descriptor.
         mode: ``"rb"`` (default) or ``"wb"``.
         engine: the engine that transfers the bytes. Default: the default engine.
-        durability: the data that survives a power cut after a written file is closed: ``"none"``, ``"data"`` or
-            ``"full"`` (default: the bytes, and the file's name in its folder).
+        durability: the data that survives a power cut once a written file is closed: ``"none"`` none, ``"data"`` the
+            bytes and the size, ``"full"`` (default) also the file's name in its folder.
 
     Returns:
         A :class:`Reader` or a :class:`Writer`, which are file objects and close at the end of a ``with`` block.
@@ -76,6 +76,7 @@ def open(  # noqa: A001
         FileNotFoundError, PermissionError, IsADirectoryError: as from Python's own ``open``.
         ValueError: the mode or durability is unknown.
         TypeError: the path cannot be opened in that mode.
+        deepnvme.Error: later, if a write or the close fails; a full disk gives ``errno.ENOSPC``. The old file stays.
 
     Example:
         >>> tensor = torch.ones(3)

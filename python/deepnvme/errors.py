@@ -244,6 +244,7 @@ class CorruptFileError(Error, ValueError):
     ``offset`` says where, if that is known.
 
     Example:
+        >>> import os
         >>> size = deepnvme.save({"weight": torch.ones(3)}, "model.pt")
         >>> os.truncate("model.pt", 100)
         >>> try:
@@ -260,6 +261,7 @@ class ChecksumError(Error, ValueError):
     ``offset`` is the start of the damaged range, if that is known.
 
     Example:
+        >>> import os
         >>> size = deepnvme.save({"weight": torch.ones(3)}, "model.safetensors")
         >>> with open("model.safetensors", "r+b") as file:
         ...     _ = file.seek(-1, os.SEEK_END)

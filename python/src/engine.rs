@@ -30,7 +30,8 @@ use crate::{detached_requests, error, threads};
 ///         the first of them that works here. ``probe()`` explains the choice.
 ///     workers: threads that submit and reap, 1 to 64. Default: one per CPU, at most 4.
 ///     queue_depth: ops in flight per worker, 1 to 4096. Default 128. With ``window="sliding"`` it is an upper
-///         bound: the depth adapts to the ops that the device completes in 200 ms, but is at least 16.
+///         bound: the depth adapts to the ops that the device completes in 200 ms, but does not fall below 16, or below
+///         ``queue_depth`` if that is less.
 ///     block_bytes: maximum bytes of an op, a multiple of 4096 up to 64 MiB, or text such as ``"1MiB"``. Default
 ///         2 MiB. Ops through bounce buffers have at most 512 KiB.
 ///     submit: ``"batch"`` (default) submits several ops per system call, ``"single"`` one at a time.

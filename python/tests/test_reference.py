@@ -7,7 +7,6 @@ import builtins
 import doctest
 import importlib
 import inspect
-import os
 import re
 import textwrap
 import types
@@ -192,7 +191,7 @@ def test_its_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     if any(part in NOT_RUN for part in name.split(".")):
         return
     monkeypatch.chdir(tmp_path)
-    names = {"deepnvme": deepnvme, "torch": torch, "os": os}
+    names = {"deepnvme": deepnvme, "torch": torch}
     test = doctest.DocTestParser().get_doctest(ALL[name].text, names, name, None, 0)
     options = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
     assert doctest.DocTestRunner(optionflags=options).run(test).failed == 0

@@ -52,20 +52,19 @@ _TRIES_MAX = 20
 class Checkpointer:
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
-    Each checkpoint of one process is one file in the format of ``deepnvme.save``. ``manifest.json`` lists the
-    checkpoints that count.
-    It is replaced atomically once a new file is complete and on disk, so a crash leaves the newest complete
-    checkpoint. The next save removes the remains of an interrupted one. Other files that the manifest does not list
-    are never touched. The newest checkpoint is the one that was saved last, whatever its step: a training run that
-    goes back to an earlier step goes on from there.
+    Each checkpoint of one process is one file in the format of ``deepnvme.save``, such as ``step-00000010.pt``.
+    ``manifest.json`` lists the checkpoints that count. It is replaced atomically once a new file is complete and on
+    disk, so a crash leaves the newest complete checkpoint. The next save removes the remains of an interrupted one.
+    Other files that the manifest does not list are never touched. The newest checkpoint is the one that was saved last,
+    whatever its step: a training run that goes back to an earlier step goes on from there.
 
     One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
-    Threads that save through one Checkpointer take turns. A signal handler may save during a save.
+    Threads that save through one Checkpointer take turns. In a single process, a signal handler may save during a save.
 
     With ``async_=True``, ``save`` returns once the tensors are copied to pinned memory. If they don't fit, it
-    waits until the remainder has been written. Inside ``overlap`` nothing is copied: the tensors are written in place,
-    and the next ``optimizer.step`` waits until they have been read. One save runs at a time; the next one waits for
-    it. The next call raises an error from the background.
+    waits until the remainder has been written. Inside ``overlap`` nothing is copied: the tensors are read where they
+    are, and the next ``optimizer.step`` waits until they have been read. One save runs at a time; the next one waits
+    for it. If a background save fails, the next call raises its error.
 
     With ``torch.distributed``, every process makes a Checkpointer and calls ``save`` with the same step. Each writes
     its own byte range of a replicated state. A state with DTensors becomes a folder, and is restored with ``into``.
@@ -386,16 +385,21 @@ class Checkpointer:
 
     @contextmanager
     def overlap(self, *optimizers: torch.optim.Optimizer) -> Iterator[Self]:
-        """Let saves in this block write tensors in place, without a copy, while the next batch is computed.
+        """Let saves in this block read tensors where they are, without a copy, while the next batch is computed.
 
         The caller promises that only these optimizers change the tensors. Before each of their steps, the current save
-        finishes reading them. Call ``wait_for_tensors`` before changing other state (module buffers, a scheduler).
+        finishes reading them. Call ``wait_for_tensors`` before changing other state (module buffers, a scheduler). The
+        end of the block waits until the tensors have been read, and without ``async_`` until the save is in the
+        manifest.
 
         Args:
             *optimizers: the optimizers whose ``step`` waits.
 
         Yields:
             The Checkpointer.
+
+        Raises:
+            TypeError: an argument is not an optimizer of torch.
 
         Example:
             >>> model = torch.nn.Linear(2, 3)

@@ -58,8 +58,8 @@ def iterate_weights(
 
     Args:
         source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, or several files.
-        prefetch_bytes: memory for tensors that are being read or were yielded: bytes, or a text such as ``"1GB"``. A
-            larger tensor is read alone. Default 512 MiB.
+        prefetch_bytes: memory for tensors that are being read or wait for the caller: bytes, or a text such as
+            ``"1GB"``. A larger tensor is read alone. Default 512 MiB.
         wanted: returns whether the tensor of a name is needed; others are not read. Default: all.
         verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``. Default
             ``"auto"``.

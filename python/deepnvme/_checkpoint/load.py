@@ -100,7 +100,9 @@ def load(
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         deepnvme.errors.DeviceError: ``device`` or ``map_location`` names a GPU that torch cannot use here.
         KeyError: a name or pattern of ``only`` matches no tensor, or the file lacks a tensor that ``into`` names.
-        TypeError, ValueError: an argument is of the wrong type, or two of them contradict each other.
+        deepnvme.errors.UnsupportedError: the format or a structure in the file is not supported; the message names it.
+        TypeError, ValueError: an argument is of the wrong type, two of them contradict each other, or ``verify="full"``
+            finds no checksums.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))

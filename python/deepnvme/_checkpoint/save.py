@@ -80,10 +80,11 @@ def save(
             for each MiB, and other readers ignore them. Default True.
         metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
             the file that they came from. ``format`` is ``"pt"`` in every file.
-        max_shard_bytes: the most bytes of tensors in one safetensors file, or text such as ``"5GB"``. Larger states
-            become several files and an index, ``PATH.index.json``, as Hugging Face writes them. Replacing the index
-            switches to the new state. Each save uses new file names, and removes the old files that the old index
-            recorded as deepnvme's. ``load`` of the path or of its folder returns the state that was saved last.
+        max_shard_bytes: the most bytes of tensors in one safetensors file, or text such as ``"5GB"``; a larger tensor
+            gets a file of its own. Larger states become several files and an index, ``PATH.index.json``, as Hugging
+            Face writes them. Replacing the index switches to the new state. Each save uses new file names, and removes
+            the old files that the old index recorded as deepnvme's. ``load`` of the path or of its folder returns the
+            state that was saved last.
             Default: one file.
         progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
             bar on a terminal, after one second.

@@ -38,12 +38,14 @@ def offload_parameters(
     checksums: bool = False,
     engine: Engine | None = None,
 ) -> ParameterOffload:
-    """Keep a model's parameters on disk during training. Blocks have them in memory while they run.
+    """Keep a model's parameters on disk during training.
+
+    A block, such as a layer of a transformer, has its parameters in memory while it runs.
 
     Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
-    records the order; from then on the next blocks are loaded during computation. Results are bit-identical. Activation
-    checkpointing, shared and frozen parameters, gradient accumulation and ``torch.autocast`` work.
-    Autocast computes as with ``cache_enabled=False``.
+    records the order; from then on the next blocks are loaded during computation. Results are bit-identical to those of
+    a model in memory. Activation checkpointing, shared and frozen parameters, gradient accumulation and
+    ``torch.autocast`` work. Autocast computes as with ``cache_enabled=False``.
 
     Frozen parameters are written once, trained ones after each step. Gradients stay in memory.
 
@@ -55,7 +57,7 @@ def offload_parameters(
             memory in addition.
         swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
             outlives the process.
-        checksums: checksum everything that is written, and verify it when it is read.
+        checksums: checksum everything that is written, and verify it when it is read. Default False.
         engine: the engine to use. Default: the default engine.
 
     Returns:

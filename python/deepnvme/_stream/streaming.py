@@ -213,11 +213,16 @@ class Streaming:
         Args:
             prompt_tokens: tokens of the longest prompt.
             new_tokens: tokens to generate for each prompt.
-            memory: bytes, in addition to the memory for weights. Default: half of the free memory of the model's
-                device.
+            memory: bytes for the KV cache and activations, or text such as ``"4GB"``. Default: half of the free memory
+                of the model's device.
 
         Returns:
-            The batch size in sequences, from 1 to 1024.
+            The batch size in sequences, from 1 to 1024; 1 even if a single sequence does not fit.
+
+        Raises:
+            ValueError: the model is not one of transformers.
+            ClosedError: it was closed.
+
         """
         return throughput.best_batch(
             self._open_model(),
@@ -344,8 +349,8 @@ def stream(
         dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
             the dtype of the model's config, or of the files.
         weights: the file or folder with the state dict. A module needs it. Default: the model's folder.
-        prefetch_layers: layers to load before they run. Default: 2, or 3 for layers that are converted on load, as far
-            as memory allows.
+        prefetch_layers: number of layers to read ahead. Default: 2, or 3 if weights are cast, unpacked or dequantised,
+            as far as memory allows.
         model_class: a class of transformers that overrides the one in ``config.json``.
         verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
             names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once.
@@ -366,6 +371,7 @@ def stream(
         deepnvme.errors.NotFoundError: the folder does not exist or has no weights.
         deepnvme.errors.ChecksumError: the bytes differ from those that were saved.
         deepnvme.errors.CorruptFileError: a file is truncated or damaged, or lacks a tensor that its index lists.
+        ValueError: an argument is invalid, or ``verify="full"`` finds files without checksums.
 
     Example:
         With a module; ``deepnvme.stream("llama-3-70b", memory="16GB")`` does the same for a folder.

@@ -48,8 +48,8 @@ class Swapper:
             created. The file is private, and unnamed where the file system supports that. It vanishes with the
             swapper, also after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
-        checksums: checksum everything that is written, and verify it when it is read.
-        named: give the file a name (``.deepnvme-swap-...``), for programs that open it by name.
+        checksums: checksum everything that is written, and verify it when it is read. Default False.
+        named: give the file a name (``.deepnvme-swap-...``), for programs that open it by name. Default False.
         prefetch_bytes: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
         headroom_bytes: bytes to keep free for coming tensors, by writing early. Default: ``prefetch_bytes``.
         stripe_bytes: with several folders, bytes per stripe. Default 1 MiB. All sizes may be text.
@@ -178,8 +178,9 @@ class Swapper:
     def borrow(self, key: str, *, shared: bool = False) -> Borrowed:
         """Borrow a tensor for a ``with`` block, without a copy.
 
-        The block has exclusive access, and the tensor is written back later. With ``shared`` several blocks may read
-        it, and nothing is written. The view is invalid after the block: its memory is reused. Copy the values to keep.
+        The block has exclusive access. The tensor is written back later, also if the block raises, unless
+        ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it, and nothing is written.
+        The view is invalid after the block: its memory is reused. Copy the values to keep.
 
         Args:
             key: key of the tensor.

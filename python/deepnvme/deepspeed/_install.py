@@ -84,7 +84,8 @@ def install() -> None:
     they count as installed and compatible; `gds` is compatible if torch reaches an NVIDIA GPU. Processes started by
     `multiprocessing` inherit the installation. Other programs call `install()` themselves.
 
-    While installed, it also works around three faults in DeepSpeed's Python code; `_workarounds` lists them.
+    While installed, it also works around three faults in DeepSpeed's Python code; the page "Train with DeepSpeed" lists
+    them.
 
     Repeated calls change nothing, and one `uninstall` undoes all of them. Ops and handles that DeepSpeed has already
     loaded are not replaced.

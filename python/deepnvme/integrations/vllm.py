@@ -3,8 +3,8 @@
 The wheel registers this module in the entry-point group ``vllm.general_plugins``. It changes nothing until the load
 format is used. vLLM itself finds, downloads, filters and checks the files, as for ``--load-format safetensors``.
 
-Settings, in ``--model-loader-extra-config '{"prefetch_bytes": "1GB"}'``: ``prefetch_bytes``, the bytes in memory at
-once (default 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
+Settings, in ``--model-loader-extra-config '{"prefetch_bytes": "1GB"}'``: ``prefetch_bytes``, the bytes that are read
+ahead (default 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
 
 Example::
 
