@@ -42,7 +42,10 @@ impl Error {
     /// Checks that the memory for parsing is available. Parsers allocate in many places, and Rust aborts when an
     /// allocation fails. So the most memory that a text of `bytes` can take, `factor` for each byte, is allocated as
     /// a whole first.
-    pub(crate) fn check_memory(what: &'static str, bytes: usize, factor: usize) -> Result<()> {
+    ///
+    /// # Errors
+    /// `Memory` if it is not available.
+    pub fn check_memory(what: &'static str, bytes: usize, factor: usize) -> Result<()> {
         let bytes = bytes.saturating_mul(factor);
         let mut probe: Vec<u8> = Vec::new();
         probe.try_reserve_exact(bytes).map_err(|_| Self::Memory { what, bytes })

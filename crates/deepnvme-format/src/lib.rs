@@ -40,7 +40,7 @@ pub const DIMS_MAX: usize = 64;
 /// The largest file layout: half of the kernel's limit, so that rounding up never overflows.
 const FILE_BYTES_MAX: u64 = 1 << 62;
 /// Bytes of memory for each byte of JSON: short names and numbers become strings and structures.
-const JSON_MEMORY_FACTOR: usize = 24;
+pub const JSON_MEMORY_FACTOR: usize = 24;
 
 /// Returns the alignment of a tensor of `bytes`.
 #[must_use]

@@ -4,7 +4,8 @@
 //! virtual machine returns free memory to its host (free page reporting): that happens in huge pages, and fetching
 //! one again takes several times as long as filling it. Small pages come from recently used memory instead. No
 //! interface tells which case applies, so it is measured: on the memory itself, which is about to be touched anyway.
-//! The measurement is repeated now and then, because recently freed pages come first.
+//! The measurement is repeated now and then, because the kernel hands out recently freed pages first: a trial that gets
+//! only those calls huge pages fast.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -15,7 +16,8 @@ use crate::Alignment;
 
 /// Bytes between trials while huge pages are slow.
 const TRIAL_INTERVAL_BYTES_SLOW: usize = 32 << 20;
-/// Bytes between trials while huge pages are fast. A trial leaves small pages, which slow down the disk.
+/// Bytes between trials while huge pages are fast. A trial leaves 2 MiB in small pages, and direct I/O to small pages
+/// needs more segments.
 const TRIAL_INTERVAL_BYTES: usize = 256 << 20;
 /// The smallest region to run a trial on.
 const TRIAL_REGION_BYTES_MIN: usize = 8 << 20;
@@ -32,8 +34,11 @@ static THP_IS_SLOW: AtomicBool = AtomicBool::new(false);
 static BYTES_SINCE_TRIAL: AtomicUsize = AtomicUsize::new(TRIAL_INTERVAL_BYTES);
 
 /// Requests huge pages for the whole huge pages inside the range, unless huge pages are slow. Returns whether the
-/// kernel accepted. The caller keeps the memory alive.
-pub(crate) fn advise_huge_inside(start: *mut u8, len: usize) -> bool {
+/// kernel accepted.
+///
+/// # Safety
+/// The range is mapped until the call returns.
+pub(crate) unsafe fn advise_huge_inside(start: *mut u8, len: usize) -> bool {
     let head_bytes = start.align_offset(Alignment::HUGE.bytes() as usize);
     let inside_bytes = Alignment::HUGE.floor(len.saturating_sub(head_bytes) as u64) as usize;
     if inside_bytes == 0 {
@@ -99,7 +104,8 @@ mod tests {
     fn a_trial_changes_no_byte() {
         let bytes: Vec<u8> = (0..80_000_000u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let mut copy = bytes.clone();
-        let _taken = advise_huge_inside(copy.as_mut_ptr(), copy.len());
+        // SAFETY: `copy` is mapped.
+        let _taken = unsafe { advise_huge_inside(copy.as_mut_ptr(), copy.len()) };
         assert!(copy == bytes);
     }
 }

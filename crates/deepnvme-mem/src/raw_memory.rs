@@ -98,7 +98,8 @@ impl RawMemory {
 
     pub(crate) fn advise_huge(&self) -> bool {
         let is_flat_host = self.device == Device::Host && self.is_contiguous();
-        is_flat_host && crate::huge::advise_huge_inside(self.start, self.len)
+        // SAFETY: the owner keeps the range mapped.
+        is_flat_host && unsafe { crate::huge::advise_huge_inside(self.start, self.len) }
     }
 
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {

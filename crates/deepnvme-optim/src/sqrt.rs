@@ -83,8 +83,9 @@ impl SqrtMode {
         }
         #[cfg(not(target_arch = "x86_64"))]
         values.iter_mut().for_each(|value| *value = value.sqrt());
-        // Values without an estimate: zeros, subnormals, infinities, NaNs, negative numbers, and those for which the
-        // square of the root overflows.
+        // Values without an estimate: zeros, infinities, NaNs and negative numbers; subnormals, except in the one-step
+        // mode, which scales them; and in the two-step mode those from 0x7f7f_f000 on, since the square of their root
+        // overflows.
         let end = if self == Self::TwoStep { 0x7f7f_f000 } else { 0x7f80_0000 };
         let start = if self == Self::OneStep { 1 } else { 0x0080_0000 };
         let has_estimate = |value: f32| (start..end).contains(&value.to_bits());

@@ -1,4 +1,4 @@
-//! The fetch of one layer group: direct reads into its slot, conversions, and the gaps between.
+//! The fetch of one layer group: plain reads into its slot, conversions, and the gaps between.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::sync::Instant;
 /// The reads and conversions to wait for.
 #[derive(Clone, Debug)]
 pub(crate) struct FetchHandle {
-    pub(crate) direct: Option<Arc<Transfer<Vec<RegionMut>>>>,
+    pub(crate) unconverted: Option<Arc<Transfer<Vec<RegionMut>>>>,
     pub(crate) task: Option<Arc<DecodeTask>>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct FetchCost {
 
 impl FetchHandle {
     pub(crate) fn is_done(&self) -> bool {
-        self.direct.as_ref().is_none_or(|pending| pending.is_done())
+        self.unconverted.as_ref().is_none_or(|pending| pending.is_done())
             && self.task.as_ref().is_none_or(|task| task.is_done())
     }
 
@@ -55,12 +55,12 @@ impl FetchHandle {
             Some(pool) => pool.help(task, deadline) || task.wait_timeout(left()),
             None => task.wait_timeout(left()),
         });
-        task && self.direct.as_ref().is_none_or(|pending| pending.wait_timeout(left()))
+        task && self.unconverted.as_ref().is_none_or(|pending| pending.wait_timeout(left()))
     }
 
     /// Prioritises the fetch, since a thread waits for it.
     pub(crate) fn prioritise(&self, pool: Option<&DecodePool>) {
-        if let Some(pending) = &self.direct {
+        if let Some(pending) = &self.unconverted {
             pending.prioritise();
         }
         if let (Some(pool), Some(task)) = (pool, &self.task) {
@@ -74,7 +74,7 @@ impl Fetch {
     pub(crate) fn finish(self) -> Option<FetchResult> {
         let mut parts = self.gaps;
         let mut cost = Ok(FetchCost { bytes: 0, finished: self.started, converting: Duration::ZERO });
-        if let Some(pending) = &self.handle.direct {
+        if let Some(pending) = &self.handle.unconverted {
             let (memory, result) = pending.finish()?;
             parts.extend(memory.into_iter().flatten());
             cost = match (cost, result) {

@@ -51,7 +51,7 @@ impl Conversion {
         AlignedRange::new(self.offset, self.bytes)
     }
 
-    /// Bytes to read for it: whole blocks.
+    /// Bytes to read for it: whole pages.
     pub(crate) fn read_bytes(&self) -> usize {
         self.aligned_range().page_span_bytes()
     }
@@ -79,7 +79,7 @@ pub enum Decoding {
     },
     /// Unpack losslessly packed floats, block by block (`deepnvme_codec::pack`).
     Unpack,
-    /// Dequantise parts of rows; each part has its scales, then its codes (`deepnvme_codec::quant`).
+    /// Dequantise parts of whole rows each; a part has its scales, then its codes (`deepnvme_codec::quant`).
     Dequantise {
         /// The quantisation scheme.
         scheme: Scheme,
@@ -115,15 +115,16 @@ impl LayerGroup {
         self.pieces.iter().map(|piece| piece.bytes).chain(converted).map(|bytes| bytes as u64).sum()
     }
 
-    /// The parts in slot order: index, file, start and end in the slot. Indices below the number of pieces are pieces.
-    pub(crate) fn parts(&self) -> Vec<(usize, usize, usize, usize)> {
+    /// The pieces and conversions in slot order: index, file, start and end in the slot. Indices below the number of
+    /// pieces are pieces.
+    pub(crate) fn placed_ranges(&self) -> Vec<(usize, usize, usize, usize)> {
         let pieces = self.pieces.iter().map(|piece| (piece.source, piece.at, piece.bytes));
         let conversions = self.conversions.iter().map(|each| (each.source, each.at, each.target_bytes));
         let numbered = pieces.chain(conversions).enumerate();
-        let mut parts: Vec<_> =
+        let mut ranges: Vec<_> =
             numbered.map(|(index, (source, at, bytes))| (index, source, at, at.saturating_add(bytes))).collect();
-        parts.sort_unstable_by_key(|(_, _, from, to)| (*from, *to));
-        parts
+        ranges.sort_unstable_by_key(|(_, _, from, to)| (*from, *to));
+        ranges
     }
 }
 
@@ -173,10 +174,11 @@ pub(crate) fn check(groups: &[LayerGroup], classes: &[SlotClass], sources: usize
     let wrong = |what: String| Err(Error::Plan(what));
     for (index, class) in classes.iter().enumerate() {
         let is_shared = class.shares_memory || classes.get(index + 1).is_some_and(|next| next.shares_memory);
-        let ahead_max = if is_shared { class.slots } else { class.slots.saturating_sub(1) };
-        if class.slots == 0 || class.prefetch > ahead_max || !class.slot_bytes.is_multiple_of(SLOT_ALIGNMENT) {
+        let prefetch_max = if is_shared { class.slots } else { class.slots.saturating_sub(1) };
+        if class.slots == 0 || class.prefetch > prefetch_max || !class.slot_bytes.is_multiple_of(SLOT_ALIGNMENT) {
             return wrong(format!(
-                "class {index} has {} slots of {} bytes, {} ahead; slots are multiples of {SLOT_ALIGNMENT}, more than ahead",
+                "class {index} has {} slots of {} bytes and prefetches {}: slot sizes must be multiples of {SLOT_ALIGNMENT}, \
+                 and a class needs more slots than it prefetches (as many, if it shares memory)",
                 class.slots, class.slot_bytes, class.prefetch
             ));
         }
@@ -190,10 +192,10 @@ pub(crate) fn check(groups: &[LayerGroup], classes: &[SlotClass], sources: usize
             return wrong(format!("group {index} is of class {}, of {}", group.class, classes.len()));
         };
         let mut end = 0;
-        for (part, source, from, to) in group.parts() {
+        for (number, source, from, to) in group.placed_ranges() {
             if from < end || to > class.slot_bytes || source >= sources {
                 return wrong(format!(
-                    "group {index} has part {part} of source {source} at {from} to {to}, behind {end}, in slots of {}",
+                    "group {index} has range {number} of source {source} at {from} to {to}, behind {end}, in slots of {}",
                     class.slot_bytes
                 ));
             }

@@ -224,7 +224,7 @@ impl Streamer {
             std::mem::take(&mut state.in_flight)
         };
         for fetch in in_flight.into_values() {
-            if let Some(pending) = &fetch.handle.direct {
+            if let Some(pending) = &fetch.handle.unconverted {
                 pending.cancel();
             }
             // The wait is bounded: after a fork, the fetches belong to the parent process, and no thread ends them
@@ -274,9 +274,9 @@ impl Streamer {
         let Cut { items, jobs, mut gaps } = self.cut(group, memory);
         let started = Instant::now();
         // A group without bytes needs an empty read, so that its fetch ends.
-        let is_direct = !items.is_empty() || jobs.is_empty();
-        let direct = match is_direct.then(|| self.engine.try_read_batch(items, is_urgent)).transpose() {
-            Ok(direct) => direct.map(Arc::new),
+        let has_unconverted = !items.is_empty() || jobs.is_empty();
+        let unconverted = match has_unconverted.then(|| self.engine.try_read_batch(items, is_urgent)).transpose() {
+            Ok(unconverted) => unconverted.map(Arc::new),
             Err(Refused { error, memory }) => {
                 gaps.extend(memory.into_iter().flatten());
                 gaps.extend(jobs.into_iter().map(|job| job.target));
@@ -285,7 +285,7 @@ impl Streamer {
             }
         };
         let task = self.pool.as_ref().filter(|_| !jobs.is_empty()).map(|pool| pool.begin(jobs, is_urgent));
-        let handle = FetchHandle { direct, task };
+        let handle = FetchHandle { unconverted, task };
         state.in_flight.insert(group, Fetch { handle, slot, gaps, started });
         state.stats.fetches += 1;
         state.stats.fetches_ahead += u64::from(!is_urgent);
@@ -294,7 +294,7 @@ impl Streamer {
 
     fn check_sources(&self, group: usize) -> Result<()> {
         let mut checked = usize::MAX;
-        for (_, source, _, _) in self.groups[group].parts() {
+        for (_, source, _, _) in self.groups[group].placed_ranges() {
             if std::mem::replace(&mut checked, source) != source {
                 self.files[source].check()?;
             }
@@ -307,7 +307,7 @@ impl Streamer {
         let LayerGroup { pieces, conversions, .. } = &self.groups[group];
         let mut cut = Cut::default();
         let (mut rest, mut at) = (memory, 0);
-        for (part, source, from, to) in self.groups[group].parts() {
+        for (number, source, from, to) in self.groups[group].placed_ranges() {
             if from > at {
                 let (gap, behind) = rest.split_at(from - at);
                 cut.gaps.push(gap);
@@ -315,8 +315,8 @@ impl Streamer {
             }
             let (target, behind) = rest.split_at(to - from);
             let file = Arc::clone(self.files[source].file());
-            match part.checked_sub(pieces.len()) {
-                None => cut.items.push(ReadItem { file, offset: pieces[part].offset, target }),
+            match number.checked_sub(pieces.len()) {
+                None => cut.items.push(ReadItem { file, offset: pieces[number].offset, target }),
                 Some(index) => {
                     let entry = self.cache_plan.entry_of(group, index);
                     cut.jobs.push(DecodeJob { file, conversion: conversions[index], target, entry });
@@ -369,7 +369,7 @@ impl Drop for Streamer {
         let state = ignore_poison(self.state.get_mut());
         // The engine keeps the memory until the reads in flight are done.
         for fetch in state.in_flight.values() {
-            if let Some(pending) = &fetch.handle.direct {
+            if let Some(pending) = &fetch.handle.unconverted {
                 pending.cancel();
             }
         }

@@ -6,8 +6,8 @@ use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{EventKind, Recorded};
 
 use super::formatting::{amount, nice_step, number};
-use super::lanes::span;
-use super::spans::{distribute, downsample, levels};
+use super::intervals::{distribute, downsample, levels};
+use super::lanes::interval;
 use super::svg::{GAP, LABEL_WIDTH, LEVEL_HEIGHT, POINTS_MAX, RIGHT_MARGIN, Svg, WIDTH};
 
 const SPEED_HEIGHT: f64 = 150.0;
@@ -21,8 +21,8 @@ impl Svg {
         let mut lines = Vec::new();
         for (class, direction) in [("read", Some(Direction::Read)), ("write", Some(Direction::Write)), ("copy", None)] {
             let amounts = recorded.events.iter().filter_map(|event| match &event.kind {
-                EventKind::Op { direction: of, bytes, .. } if direction == Some(*of) => Some((span(event), *bytes)),
-                EventKind::Copy { bytes, .. } if direction.is_none() => Some((span(event), *bytes)),
+                EventKind::Op { direction: of, bytes, .. } if direction == Some(*of) => Some((interval(event), *bytes)),
+                EventKind::Copy { bytes, .. } if direction.is_none() => Some((interval(event), *bytes)),
                 _ => None,
             });
             let speeds: Vec<f64> =
@@ -64,7 +64,7 @@ impl Svg {
     /// Draws the bytes of transfers in flight over time.
     pub(crate) fn level(&mut self, name: &str, recorded: &Recorded) {
         let transfers = recorded.events.iter().filter_map(|event| match &event.kind {
-            EventKind::Op { bytes, .. } => Some((span(event), *bytes)),
+            EventKind::Op { bytes, .. } => Some((interval(event), *bytes)),
             _ => None,
         });
         let levels = downsample(levels(transfers), POINTS_MAX);

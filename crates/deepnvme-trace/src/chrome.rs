@@ -10,8 +10,8 @@ use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};
 use serde_json::{Map, Value, json};
 
-use super::lanes::{Lane, LaneKind, failed, lanes, span, title};
-use super::spans::{downsample, levels};
+use super::intervals::{downsample, levels};
+use super::lanes::{Lane, LaneKind, failed, interval, lanes, title};
 
 /// Points of a counter: more than a screen has columns.
 const COUNTER_POINTS_MAX: usize = 20_000;
@@ -70,7 +70,7 @@ fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
         LaneKind::Requests => "request",
         LaneKind::Disk => "disk",
         LaneKind::Copies => "copy",
-        LaneKind::Other => "span",
+        LaneKind::User => "span",
     };
     for (event, row) in lane.events.iter().zip(&lane.rows) {
         let TraceEvent { start_ns, end_ns, kind: event_kind } = event;
@@ -85,8 +85,8 @@ fn push_lane(events: &mut Events, pid: u64, lane: &Lane<'_>) {
 }
 
 fn push_counter(events: &mut Events, recorded: &Recorded, name: &str, bytes: impl Fn(&EventKind) -> Option<u64>) {
-    let spans = recorded.events.iter().filter_map(|event| Some((span(event), bytes(&event.kind)?)));
-    for (moment, level) in downsample(levels(spans), COUNTER_POINTS_MAX) {
+    let intervals = recorded.events.iter().filter_map(|event| Some((interval(event), bytes(&event.kind)?)));
+    for (moment, level) in downsample(levels(intervals), COUNTER_POINTS_MAX) {
         let name = Value::from(name);
         events.push(format_args!(
             "{{\"ph\":\"C\",\"name\":{name},\"pid\":0,\"ts\":{},\"args\":{{\"bytes\":{level}}}}}",

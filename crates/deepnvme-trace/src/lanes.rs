@@ -3,7 +3,7 @@
 use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};
 
-use super::spans::{self, Span};
+use super::intervals::{self, Interval};
 use deepnvme_io::display;
 
 /// The kind of events in a lane.
@@ -12,7 +12,7 @@ pub(crate) enum LaneKind {
     Requests,
     Disk,
     Copies,
-    Other,
+    User,
 }
 
 /// Events of one kind and one owner, drawn as one band. Overlapping events go to further rows.
@@ -28,13 +28,13 @@ pub(crate) struct Lane<'a> {
 
 impl<'a> Lane<'a> {
     fn new(name: String, kind: LaneKind, mut events: Vec<&'a TraceEvent>) -> Self {
-        events.sort_by_key(|event| span(event));
-        let rows = spans::rows(events.iter().map(|event| span(event)));
+        events.sort_by_key(|event| interval(event));
+        let rows = intervals::rows(events.iter().map(|event| interval(event)));
         Self { name, kind, events, rows }
     }
 
-    pub(crate) fn spans(&self) -> impl Iterator<Item = Span> {
-        self.events.iter().map(|event| span(event))
+    pub(crate) fn intervals(&self) -> impl Iterator<Item = Interval> {
+        self.events.iter().map(|event| interval(event))
     }
 
     pub(crate) fn row_count(&self) -> usize {
@@ -42,7 +42,7 @@ impl<'a> Lane<'a> {
     }
 }
 
-pub(crate) fn span(event: &TraceEvent) -> Span {
+pub(crate) fn interval(event: &TraceEvent) -> Interval {
     (event.start_ns, event.end_ns)
 }
 
@@ -72,7 +72,7 @@ fn lane_of(event_kind: &EventKind) -> (LaneKind, Option<u32>, String) {
             (LaneKind::Disk, *worker, name)
         }
         EventKind::Copy { gpu, .. } => (LaneKind::Copies, Some(*gpu), format!("copies cuda:{gpu}")),
-        EventKind::Span { lane, .. } => (LaneKind::Other, None, lane.to_string()),
+        EventKind::Span { lane, .. } => (LaneKind::User, None, lane.to_string()),
     }
 }
 

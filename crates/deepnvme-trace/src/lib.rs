@@ -1,8 +1,7 @@
 //! Writes the recording of an engine to a file: `.json` for Perfetto, or `.html` as a self-contained page.
 //!
-//! `spans` is interval arithmetic, `lanes` groups events, `summary` adds them up. `chrome` and `html` format the file,
-//! the latter with `svg`, `charts` and `formatting`. All of these are pure; only [`write()`] and [`check()`] touch
-//! files.
+//! `intervals` is arithmetic, `lanes` groups events, `summary` adds them up. `chrome` and `html` format the file, the
+//! latter with `svg`, `charts` and `formatting`. All of these are pure; only [`write()`] and [`check()`] touch files.
 #![forbid(unsafe_code)]
 
 use std::path::Path;
@@ -16,10 +15,10 @@ mod charts;
 mod chrome;
 mod formatting;
 mod html;
+mod intervals;
 mod lanes;
 #[cfg(test)]
 mod sample;
-mod spans;
 mod summary;
 mod svg;
 

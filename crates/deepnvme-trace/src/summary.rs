@@ -4,8 +4,8 @@ use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{DataPath, EventKind, Recorded};
 use serde::Serialize;
 
-use super::lanes::{LaneKind, lanes, span};
-use super::spans::{overlap, total_ns, union};
+use super::intervals::{overlap, total_ns, union};
+use super::lanes::{LaneKind, interval, lanes};
 
 /// Sums over a recording. A busy time counts moments with at least one event of its kind in progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -107,16 +107,16 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
                     DataPath::Buffered => &mut summary.bytes_buffered,
                     DataPath::Gds => &mut summary.bytes_gds,
                 } += bytes;
-                disk.push(span(event));
+                disk.push(interval(event));
             }
             EventKind::Sync { .. } => {
                 summary.transfers += 1;
-                disk.push(span(event));
+                disk.push(interval(event));
             }
             EventKind::Copy { bytes, .. } => {
                 summary.copies += 1;
                 summary.bytes_copied += bytes;
-                copies.push(span(event));
+                copies.push(interval(event));
             }
             EventKind::Span { .. } => {}
         }
@@ -125,8 +125,8 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
     summary.disk_busy_s = seconds(total_ns(&disk));
     summary.copies_busy_s = seconds(total_ns(&copies));
     summary.copies_hidden = (total_ns(&copies) > 0).then(|| overlap(&copies, &disk) as f64 / total_ns(&copies) as f64);
-    for lane in lanes(recorded).iter().filter(|lane| lane.kind == LaneKind::Other) {
-        let busy = union(lane.spans());
+    for lane in lanes(recorded).iter().filter(|lane| lane.kind == LaneKind::User) {
+        let busy = union(lane.intervals());
         summary.lanes.push(LaneSummary {
             name: lane.name.clone(),
             spans: lane.events.len() as u64,

@@ -7,8 +7,8 @@ use deepnvme_io::op::Direction;
 use deepnvme_io::trace::{EventKind, Recorded, TraceEvent};
 
 use super::formatting::{counted, escape, nice_step, time_text};
-use super::lanes::{Lane, LaneKind, failed, lanes, span, title};
-use super::spans::{Span, downsample, levels};
+use super::intervals::{Interval, downsample, levels};
+use super::lanes::{Lane, LaneKind, failed, interval, lanes, title};
 
 pub(crate) const WIDTH: f64 = 1180.0;
 /// Width of the lane names, left of the time axis.
@@ -33,7 +33,7 @@ pub(crate) struct Svg {
     body: String,
     pub(crate) y: f64,
     /// The time that the width stands for.
-    pub(crate) range: Span,
+    pub(crate) range: Interval,
 }
 
 /// Draws a recording; `None` if it has no events. `about` is the description for screen readers.
@@ -71,16 +71,16 @@ impl Svg {
 
     /// Draws the number of a lane's events in progress, for each kind of event.
     fn density(&mut self, lane: &Lane<'_>, below: &str, place: usize) {
-        let mut kinds: Vec<(&'static str, Vec<(Span, u64)>)> = Vec::new();
+        let mut kinds: Vec<(&'static str, Vec<(Interval, u64)>)> = Vec::new();
         for event in &lane.events {
             let class = class(event, place);
             match kinds.iter_mut().find(|(known, _)| *known == class) {
-                Some((_, spans)) => spans.push((span(event), 1)),
-                None => kinds.push((class, vec![(span(event), 1)])),
+                Some((_, intervals)) => intervals.push((interval(event), 1)),
+                None => kinds.push((class, vec![(interval(event), 1)])),
             }
         }
         let kinds: Vec<_> =
-            kinds.into_iter().map(|(class, spans)| (class, downsample(levels(spans), POINTS_MAX))).collect();
+            kinds.into_iter().map(|(class, intervals)| (class, downsample(levels(intervals), POINTS_MAX))).collect();
         let highest = kinds.iter().flat_map(|(_, levels)| levels).map(|(_, level)| *level).max().unwrap_or(0);
         self.label(&lane.name, Some(&format!("{below}, to {highest}")), LEVEL_HEIGHT);
         for (class, levels) in kinds {
@@ -91,7 +91,7 @@ impl Svg {
 
     fn lane(&mut self, lane: &Lane<'_>, place: usize) {
         let below = counted(lane.events.len() as u64, noun(lane));
-        let is_named = lane.kind == LaneKind::Other;
+        let is_named = lane.kind == LaneKind::User;
         if lane.row_count() > ROWS_MAX || lane.events.len() > BARS_MAX {
             return self.density(lane, &below, place);
         }
@@ -149,7 +149,7 @@ fn noun(lane: &Lane<'_>) -> &'static str {
         LaneKind::Requests => "request",
         LaneKind::Disk => "transfer",
         LaneKind::Copies => "copy",
-        LaneKind::Other => "span",
+        LaneKind::User => "span",
     }
 }
 

@@ -98,7 +98,7 @@ class Checkpoint:
     @property
     def is_sharded(self) -> bool:
         """Whether it is a folder in which each process saved its own part of each tensor."""
-        # A private name, used until the final one is given, contains the final one.
+        # `in`, not the suffix: a file may still have its private name, which contains the final one.
         return ".pt" not in self.path.name and ".safetensors" not in self.path.name
 
     def check(self) -> None:

@@ -113,7 +113,7 @@ def save_references(
         # With `create_graph`, the backward pass is recorded itself, and what it saves outlives the slot.
         return viewed.clone(memory_format=torch.preserve_format) if torch.is_grad_enabled() else viewed
 
-    setattr(pack, _RUNNING, residence.gathered_blocks if ensure is None else residence.calls)
+    setattr(pack, _RUNNING, residence.gathered_depths if ensure is None else residence.calls)
     return _Hooks(pack, unpack)
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class ParameterOffload:
     """Control and observe offloaded parameters. Available as ``model.offloading``.
 
-    A ``with`` block closes it at its end, and so moves all parameters back into memory.
+    A ``with`` closes it at its end, and so moves all parameters back into memory.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
@@ -96,7 +96,7 @@ class ParameterOffload:
 
     @contextmanager
     def gathered(self, parameters: Iterable[nn.Parameter], *, write: bool = False) -> Iterator[None]:
-        """Hold parameters in memory for a ``with`` block.
+        """Hold parameters in memory inside a ``with``.
 
         Args:
             parameters: parameters to hold, together with the rest of their groups. Parameters that are not offloaded
@@ -104,12 +104,12 @@ class ParameterOffload:
             write: allow changes. Raises if a block is using one of them. Default False.
 
         Yields:
-            Nothing: the parameters themselves have their values in the block.
+            Nothing: the parameters themselves have their values inside the ``with``.
 
         Raises:
             ClosedError: the offloading was closed.
             MemoryError: they are more than ``memory``.
-            RuntimeError: with ``write``, one of them is in use; without it, the block has changed one.
+            RuntimeError: with ``write``, one of them is in use; without it, one was changed inside the ``with``.
             TypeError: the argument is not a collection of parameters.
         """
         self._check_open()
@@ -124,14 +124,14 @@ class ParameterOffload:
             self._runner.end_failed()
         with self._residence.held(groups, exclusive=write, is_users=True):
             before = [] if write else [fingerprint(self._residence.memory(group)) for group in groups]
-            blocks, thread = self._residence.gathered_blocks, threading.get_ident()
-            outer = blocks.get(thread, 0)
+            depths, thread = self._residence.gathered_depths, threading.get_ident()
+            outer = depths.get(thread, 0)
             try:
-                blocks[thread] = outer + 1
+                depths[thread] = outer + 1
                 with save_references(self._residence, groups, None):
                     yield
             finally:
-                blocks[thread] = outer
+                depths[thread] = outer
             self._own_new_parameters(groups)
             # torch does not count changes through `.data`, NumPy and the like.
             for group, one in zip(groups, before, strict=False):
@@ -220,11 +220,10 @@ class ParameterOffload:
         with load_hooks_done(model, state) as values:
             return self._load(model, values, strict=strict)
 
-    def _load(self, model: nn.Module, state: Mapping[str, torch.Tensor], *, strict: bool) -> Any:
+    def _load(self, model: nn.Module, state: Mapping[str, Any], *, strict: bool) -> Any:
         # The state lists a tied parameter under each of its names.
-        others = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
-        found: Mapping[str, Any] = state
-        for name, value in found.items():
+        offloaded = {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in self._group_of}
+        for name, value in state.items():
             if not (isinstance(value, torch.Tensor) or name.endswith("_extra_state")):
                 raise TypeError(f"{name} is a {type(value).__name__}; the state must have tensors")
             # A lazy tensor would be read.
@@ -242,9 +241,9 @@ class ParameterOffload:
         ]
         if wrong:
             raise RuntimeError(f"the state does not fit: {'; '.join(wrong)}")
-        rest = {name: tensor for name, tensor in state.items() if name not in others}
+        rest = {name: tensor for name, tensor in state.items() if name not in offloaded}
         answer = model.load_state_dict(rest, strict=False)
-        lacking = {*answer.missing_keys, *others} - state.keys()
+        lacking = {*answer.missing_keys, *offloaded} - state.keys()
         missing = [name for name in self._state_of(model) if name in lacking] if lacking else []
         if strict and (missing or answer.unexpected_keys):
             raise RuntimeError(f"the state lacks {missing} and has unexpected {answer.unexpected_keys}")

@@ -64,7 +64,7 @@ class Residence:
         self._restored: set[ParameterGroup] = set()
         # Running calls and `gathered` blocks in each thread. Changed without calls: Ctrl-C cannot come in between.
         self.calls: dict[int, int] = {}
-        self.gathered_blocks: dict[int, int] = {}
+        self.gathered_depths: dict[int, int] = {}
 
     def offload(self, group: ParameterGroup) -> None:
         """Move the parameters of a group to disk and free their memory. ``restore`` undoes it, also half of it."""

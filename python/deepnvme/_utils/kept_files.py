@@ -9,30 +9,33 @@ from pathlib import Path
 from deepnvme._deepnvme import StripeSet
 from deepnvme.errors import Error
 
-# Stack level: the caller of the public function that calls the function that warns.
+# Stack level of the user's call if one function lies between the public function and `warn_of_kept`.
 _CALLER = 4
 
 
-def parts_listed(path: StripeSet) -> tuple[str, ...]:
+def parts_listed(stripe_set: StripeSet) -> tuple[str, ...]:
     """Return the parts that the manifest of a set lists."""
     try:
-        return StripeSet.from_manifest(path.manifest_path).paths
+        return StripeSet.from_manifest(stripe_set.manifest_path).paths
     except (OSError, ValueError, Error):
         return ()  # There is none, or the save refuses it.
 
 
-def warn_of_kept_parts(path: StripeSet, before: tuple[str, ...], frames: int = 0) -> None:
+def warn_of_kept_parts(stripe_set: StripeSet, before: tuple[str, ...], frames: int = 0) -> None:
     """Warn of parts that the manifest listed before a save and that stay: ``write`` changed them in place.
 
-    ``frames`` is the number of functions between the caller and the public one.
+    ``frames`` is the number of functions between the public one and this.
     """
-    now = {*parts_listed(path)}
+    now = {*parts_listed(stripe_set)}
     kept = [Path(part) for part in before if part not in now and os.path.lexists(part)]
-    warn_of_kept(Path(path.manifest_path), kept, frames)
+    warn_of_kept(Path(stripe_set.manifest_path), kept, frames)
 
 
 def warn_of_kept(index: Path, kept: list[Path], frames: int = 0) -> None:
-    """Warn of files that the old ``index`` listed, if there are any."""
+    """Warn of files that the old ``index`` listed, if there are any.
+
+    ``frames`` is the number of functions between the public one and this, less one.
+    """
     if kept:
         shown = ", ".join(str(file) for file in kept[:5]) + (", ..." if len(kept) > 5 else "")  # noqa: PLR2004
         msg = f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}"

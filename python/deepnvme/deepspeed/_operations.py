@@ -1,7 +1,8 @@
 """Submit, count and wait for the operations of one handle.
 
-`start` never waits for `wait`: the lock guards two lists and is never held during I/O. Exactly one `wait` counts each
-operation. A `wait` also waits for operations that another thread is waiting for, since they may include the caller's.
+`start` never waits for `wait`: the lock guards two lists and the engine. It is held while the engine is created, and
+never during a transfer. Exactly one `wait` counts each operation. A `wait` also waits for operations that another
+thread is waiting for, since they may include the caller's.
 """
 
 from __future__ import annotations

@@ -24,12 +24,14 @@ class StepProgress:
 
     It may stop anywhere, when the disk fails or at Ctrl-C between any two calls. So the call that changes elements also
     records them (``record``). Everything else is noted before it is done, so that it can be repeated.
+
+    ``counts_in_group``: whether the param group counts steps, because no state does.
     """
 
-    def __init__(self, clip: float, *, counts: bool) -> None:
+    def __init__(self, clip: float, *, counts_in_group: bool) -> None:
         # Factor for gradients that limits their norm.
         self.clip = clip
-        self._counts = counts
+        self._counts_in_group = counts_in_group
         # Param groups that have begun the step, with their step counts.
         self._step_counts: dict[int, int] = {}
         # The changed slices by their first element, and the parameters whose step count has changed.
@@ -41,7 +43,7 @@ class StepProgress:
 
     def begin(self, index: int, group: dict[str, Any]) -> None:
         """Count the step in the group's settings, once, if nothing else counts it."""
-        if self._counts:
+        if self._counts_in_group:
             group[STEP_COUNT] = self._step_counts.setdefault(index, group.get(STEP_COUNT, 0) + 1)
 
     def note_gradients(self, noted: StepGradients) -> None:
@@ -62,7 +64,7 @@ class StepProgress:
         """Whether nothing was changed or counted yet."""
         return not self._step_counts and self.record.is_empty
 
-    def is_same(self) -> bool:
+    def has_same_gradients(self) -> bool:
         """Whether all existing gradients are the ones the step began with."""
         for param, seen in self._grads.items():
             grad = param.grad

@@ -92,11 +92,11 @@ class SteppingOptimizer(OptimizerBase):
     def _current_progress(self, gathered: Gathered | None = None) -> StepProgress:
         """Return the unfinished step if its gradients still exist; otherwise begin one."""
         progress = self._progress
-        if progress is None or not progress.is_same():
+        if progress is None or not progress.has_same_gradients():
             # The norm of all gradients, even if parameters are updated in several calls.
             clip = 1.0 if self._max_norm is None else self._clip(self._max_norm, gathered or self._gather())
             is_noisy = self._stochastic or self._format is not FP32
-            progress = self._progress = StepProgress(clip, counts=is_noisy and not self.counts_steps)
+            progress = self._progress = StepProgress(clip, counts_in_group=is_noisy and not self.counts_steps)
         return progress
 
     def begin_split_step(self) -> StepProgress:

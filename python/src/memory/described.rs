@@ -155,6 +155,7 @@ impl Described<'_> {
         if self.dtype.item_bytes() != Some(size_of::<T>()) || !self.is_dense() || !is_inside {
             return None;
         }
-        TensorSlice::kept(self.address, self.elements, access, Arc::<StorageHolds>::clone(held))
+        // SAFETY: `held` keeps its storages in place, and they contain all elements.
+        unsafe { TensorSlice::kept(self.address, self.elements, access, Arc::<StorageHolds>::clone(held)) }
     }
 }

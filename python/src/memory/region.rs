@@ -68,8 +68,8 @@ impl ObjectMemory {
         let Location { device, stream } = layout.location;
         let target = match layout.strided {
             // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there. Rust
-            // references to such bytes exist only in kernels and while a writer copies a buffer. The Python program
-            // must not use an object for two calls at once if one of them changes it.
+            // references to such bytes exist only in optimizer kernels and while a writer copies a buffer. The Python
+            // program must not use an object for two calls at once if one of them changes it.
             None => unsafe { RegionMut::from_raw(start, layout.bytes, device, owner) },
             // SAFETY: the object stated its address, shape and strides, and that the bytes may change. `checked` and
             // `check_overlap` have checked that the layout contains each byte once. The owner keeps the bytes there.

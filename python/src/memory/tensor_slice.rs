@@ -13,12 +13,18 @@ use super::region::ObjectMemory;
 
 use crate::error::InvalidArgumentError;
 
-/// Types for which every bit pattern is valid.
-pub(crate) trait Plain: Copy + Send + Sync + 'static {}
+/// Numbers that any bytes can be read as.
+///
+/// # Safety
+/// Every bit pattern is valid for the type.
+pub(crate) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
-impl Plain for u8 {}
-impl Plain for u16 {}
-impl Plain for f32 {}
+// SAFETY: every bit pattern is an integer.
+unsafe impl Plain for u8 {}
+// SAFETY: every bit pattern is an integer.
+unsafe impl Plain for u16 {}
+// SAFETY: every bit pattern is a float, perhaps a NaN.
+unsafe impl Plain for f32 {}
 
 /// An object's elements, and the reference that keeps them in place.
 pub(crate) struct TensorSlice<T> {
@@ -50,9 +56,7 @@ impl<T: Plain> TensorSlice<T> {
             return Err(PyTypeError::new_err("this tensor is another library's; pass a torch tensor or a numpy array"));
         };
         if location.device != Device::Host {
-            return Err(InvalidArgumentError::new_err(
-                "this tensor is on a GPU; the kernel works on memory of the host",
-            ));
+            return Err(InvalidArgumentError::new_err("this tensor is on a GPU; pass a tensor on the CPU"));
         }
         if strided.is_some() {
             return Err(InvalidArgumentError::new_err("this tensor is not contiguous; pass tensor.contiguous()"));
@@ -68,8 +72,9 @@ impl<T: Plain> TensorSlice<T> {
 
     /// Borrow elements at an address. `None` if it is not aligned.
     ///
-    /// For this folder only: `keep` keeps that memory in place.
-    pub(super) fn kept(
+    /// # Safety
+    /// `keep` keeps the memory of these elements in place. With [`MemoryAccess::Write`], they may change.
+    pub(super) unsafe fn kept(
         address: usize,
         len: usize,
         access: MemoryAccess,
@@ -89,14 +94,22 @@ impl<T: Plain> TensorSlice<T> {
     pub(crate) fn part(&self, begin: usize, end: usize) -> Option<Self> {
         let is_inside = begin <= end && end <= self.len;
         let address = self.address + begin * size_of::<T>();
-        if is_inside { Self::kept(address, end - begin, self.access, Arc::clone(&self.keep)) } else { None }
+        if !is_inside {
+            return None;
+        }
+        // SAFETY: `keep` keeps the memory of this slice in place, and the part is inside.
+        unsafe { Self::kept(address, end - begin, self.access, Arc::clone(&self.keep)) }
     }
 
     /// Borrow `len` elements of another type from a byte on. `None` if they are not inside, or not aligned.
     pub(crate) fn cast_part<U: Plain>(&self, byte: usize, len: usize) -> Option<TensorSlice<U>> {
         let end = len.checked_mul(size_of::<U>())?.checked_add(byte)?;
         let is_inside = end <= self.len * size_of::<T>();
-        if is_inside { TensorSlice::kept(self.address + byte, len, self.access, Arc::clone(&self.keep)) } else { None }
+        if !is_inside {
+            return None;
+        }
+        // SAFETY: `keep` keeps the memory of this slice in place, and the part is inside.
+        unsafe { TensorSlice::kept(self.address + byte, len, self.access, Arc::clone(&self.keep)) }
     }
 
     pub(crate) fn address_range(&self) -> AddressRange {
@@ -104,28 +117,32 @@ impl<T: Plain> TensorSlice<T> {
         AddressRange { start: self.address, end, is_written: self.access == MemoryAccess::Write }
     }
 
-    /// Returns the elements. Call [`check_disjoint`] first, with all slices of the same work.
-    pub(crate) fn as_slice(&self) -> &[T] {
+    /// Returns the elements.
+    ///
+    /// # Safety
+    /// No other slice of the same work changes them, as [`check_disjoint`] of all these slices shows.
+    pub(crate) unsafe fn as_slice(&self) -> &[T] {
         if self.len == 0 {
             return &[];
         }
         // SAFETY: the object stated its address, and `keep` keeps the bytes there. They are aligned and whole, and any
-        // bits are valid. The callers' `check_disjoint` ensures that no other slice of the same work changes them. The
-        // Python program must not change a tensor in another thread while a kernel reads it, as for torch's kernels.
+        // bits are valid. No other slice of the same work changes them. The Python program must not change a tensor in
+        // another thread while a kernel reads it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.address), self.len) }
     }
 
-    /// Returns the elements for writing. As [`TensorSlice::as_slice`]; the slice must be created with
-    /// [`MemoryAccess::Write`].
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [T] {
+    /// Returns the elements for writing. The slice must be created with [`MemoryAccess::Write`].
+    ///
+    /// # Safety
+    /// No other slice of the same work overlaps them, as [`check_disjoint`] of all these slices shows.
+    pub(crate) unsafe fn as_mut_slice(&mut self) -> &mut [T] {
         assert!(self.access == MemoryAccess::Write, "this slice is for reading");
         if self.len == 0 {
             return &mut [];
         }
         // SAFETY: the object stated its address and that its bytes may change, and `keep` keeps them there. They are
-        // aligned and whole, and any bits are valid. The callers' `check_disjoint` ensures that no other slice of the
-        // same work overlaps them. The Python program must not use a tensor in another thread while a kernel changes
-        // it, as for torch's kernels.
+        // aligned and whole, and any bits are valid. No other slice of the same work overlaps them. The Python program
+        // must not use a tensor in another thread while a kernel changes it, as for torch's kernels.
         unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(self.address), self.len) }
     }
 }

@@ -72,7 +72,8 @@ impl PyKernel {
     /// Take the square roots of an fp32 tensor in place, as a step does.
     fn sqrt_(&self, py: Python<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut values = tensor_memory::slice::<f32>(tensor, MemoryAccess::Write)?;
-        py.detach(|| self.sqrt_mode.apply(values.as_mut_slice()));
+        // SAFETY: this is the only tensor of the work.
+        py.detach(|| self.sqrt_mode.apply(unsafe { values.as_mut_slice() }));
         Ok(())
     }
 
@@ -111,7 +112,8 @@ impl PyKernel {
         let step = StepOptions { step, unscale, clip, rounding, seed };
         py.detach(|| {
             let sizes: Vec<usize> = tensors.iter().map(PartTensors::len).collect();
-            let parts = tensors.iter_mut().map(PartTensors::part).collect();
+            // SAFETY: `check_disjoint` has succeeded for the tensors of all parts.
+            let parts = tensors.iter_mut().map(|tensors| unsafe { tensors.part() }).collect();
             kernel.step(&self.pool, &step, parts)?;
             if let Some(record) = record {
                 record.add(first_indices.into_iter().zip(sizes).filter(|(_, len)| *len > 0).map(|(index, _)| index));
@@ -165,10 +167,11 @@ impl PyKernel {
                     lists.push((options(count.step), Vec::with_capacity(capacity)));
                     lists.len() - 1
                 });
-                lists[at].1.push(tensors.part());
+                // SAFETY: `check_disjoint` has succeeded for the tensors of all parts.
+                lists[at].1.push(unsafe { tensors.part() });
             }
             kernel.step_all(&self.pool, lists)?;
-            record.add_counted(counts.iter().map(|count| (count.number, count.step)));
+            record.add_counted(counts.iter().map(|count| (count.param_number, count.step)));
             record.add(tensors.iter().map(|part| part.index));
             Ok(())
         })
@@ -187,7 +190,12 @@ impl PyKernel {
     fn unpack(py: Python<'_>, moment: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (mut moment, mut out) = (Moment::new(moment)?, tensor_memory::slice::<f32>(out, MemoryAccess::Write)?);
         check_disjoint(moment.address_ranges().into_iter().chain([out.address_range()]).collect())?;
-        py.detach(|| decode_moment(&mut moment.moment(), sign(squares), out.as_mut_slice())).map_err(to_exception)
+        py.detach(|| {
+            // SAFETY: `check_disjoint` has succeeded for the moment and `out`.
+            let (mut moment, out) = unsafe { (moment.moment(), out.as_mut_slice()) };
+            decode_moment(&mut moment, sign(squares), out)
+        })
+        .map_err(to_exception)
     }
 
     /// Encode an fp32 tensor as a moment, rounding to nearest. A tensor from ``unpack`` is encoded exactly.
@@ -195,14 +203,24 @@ impl PyKernel {
     fn pack(py: Python<'_>, values: &Bound<'_, PyAny>, moment: &Bound<'_, PyAny>, squares: bool) -> PyResult<()> {
         let (values, mut moment) = (tensor_memory::slice::<f32>(values, MemoryAccess::Read)?, Moment::new(moment)?);
         check_disjoint(moment.address_ranges().into_iter().chain([values.address_range()]).collect())?;
-        py.detach(|| encode_moment(values.as_slice(), sign(squares), &mut moment.moment())).map_err(to_exception)
+        py.detach(|| {
+            // SAFETY: `check_disjoint` has succeeded for the moment and the values.
+            let (values, mut moment) = unsafe { (values.as_slice(), moment.moment()) };
+            encode_moment(values, sign(squares), &mut moment)
+        })
+        .map_err(to_exception)
     }
 
     /// Add ``new`` to ``sum`` in fp32, rounded to the type of ``sum``.
     fn accumulate(&self, py: Python<'_>, sum: &Bound<'_, PyAny>, new: &Bound<'_, PyAny>) -> PyResult<()> {
         let (mut sum, new) = (Floats::new(sum, MemoryAccess::Write)?, Floats::new(new, MemoryAccess::Read)?);
         check_disjoint(vec![sum.address_range(), new.address_range()])?;
-        py.detach(|| accumulate(&self.pool, sum.numbers_mut(), new.numbers())).map_err(to_exception)
+        py.detach(|| {
+            // SAFETY: `check_disjoint` has succeeded for both tensors.
+            let (sum, new) = unsafe { (sum.numbers_mut(), new.numbers()) };
+            accumulate(&self.pool, sum, new)
+        })
+        .map_err(to_exception)
     }
 
     /// Sum the squares of all elements, each multiplied by ``unscale``. Returns the sum, and whether all are finite.
@@ -211,7 +229,8 @@ impl PyKernel {
     fn measure(&self, py: Python<'_>, grads: Vec<Bound<'_, PyAny>>, unscale: f32) -> PyResult<(f64, bool)> {
         let grads = grads.iter().map(|grad| Floats::new(grad, MemoryAccess::Read)).collect::<PyResult<Vec<_>>>()?;
         let measured = py.detach(|| {
-            let grads: Vec<_> = grads.iter().map(Floats::numbers).collect();
+            // SAFETY: this work changes no tensor.
+            let grads: Vec<_> = grads.iter().map(|grad| unsafe { grad.numbers() }).collect();
             gradient_norm(&self.pool, unscale, &grads)
         });
         Ok((measured.squares, measured.is_finite))
@@ -234,7 +253,8 @@ impl PyKernel {
         // The order of additions is that of the parameters.
         grads.sort_by_key(|(place, _)| *place);
         let measured = py.detach(|| {
-            let grads: Vec<_> = grads.iter().map(|(_, grad)| grad.numbers()).collect();
+            // SAFETY: this work changes no tensor.
+            let grads: Vec<_> = grads.iter().map(|(_, grad)| unsafe { grad.numbers() }).collect();
             gradient_norm(&self.pool, unscale, &grads)
         });
         Ok((measured.squares, measured.is_finite))

@@ -1,4 +1,4 @@
-//! The parts of a step: weights, gradients and state as slices, from tensors whose storages are held.
+//! The parts of a step, from tensors whose storages are held. A part is a parameter slice with its gradient and state.
 
 use std::sync::Arc;
 
@@ -14,18 +14,18 @@ use crate::torch::PlainClasses;
 /// Parts of a step, and their step counts.
 pub(super) struct Parts {
     pub(super) tensors: Vec<PartTensors>,
-    /// For each part: the number of this step, and the tensor that counts it.
+    /// For each part: the step, and the tensor that counts it.
     pub(super) counts: Vec<Count>,
     /// Parameters that change.
     pub(super) params: Vec<Py<PyAny>>,
-    /// Members that do not fit.
+    /// Members of the group whose state does not fit, for Python to convert.
     pub(super) stale: Vec<usize>,
 }
 
 /// The step count of a parameter.
 pub(super) struct Count {
-    /// The number of the parameter.
-    pub(super) number: u64,
+    pub(super) param_number: u64,
+    /// Its index in the group.
     pub(super) member: usize,
     pub(super) step: u64,
     /// The tensor that has the count, if there is one.
@@ -49,13 +49,13 @@ impl Parts {
     }
 }
 
-/// A part before its memory is known, and the places of its tensors in a list.
+/// A part before the memory of its tensors is known, and their places in a list.
 pub(super) struct Candidate {
     pub(super) placement: Placement,
-    /// The number of its parameter.
-    pub(super) number: u64,
-    /// The number of this step, if it is counted already.
+    pub(super) param_number: u64,
+    /// The step count of the parameter, if this step is counted already.
     pub(super) counted: Option<u64>,
+    /// Position of the parameter's first element among all of the optimizer.
     pub(super) first_index: u64,
     pub(super) prepared: Prepared,
     pub(super) param: Py<PyAny>,
@@ -82,19 +82,19 @@ impl Finder<'_, '_> {
         memory: Option<&TensorSlice<u8>>,
     ) -> Option<PartTensors> {
         let Candidate { prepared, placement: Placement { begin, end, offsets, .. }, .. } = candidate;
-        let (own, new) = (self.classes.describe(tensors.first()?)?, self.classes.describe(tensors.get(1)?)?);
-        if !prepared.fits(&own) || own.dtype != new.dtype || !own.has_order_of(&new) {
+        let (param, grad) = (self.classes.describe(tensors.first()?)?, self.classes.describe(tensors.get(1)?)?);
+        if !prepared.fits(&param) || param.dtype != grad.dtype || !param.has_order_of(&grad) {
             return None;
         }
-        let mut weights = Floats::held(&own, self.held, MemoryAccess::Write)?;
-        let mut grad = Floats::held(&new, self.held, MemoryAccess::Read)?;
+        let mut weights = Floats::held(&param, self.held, MemoryAccess::Write)?;
+        let mut grad = Floats::held(&grad, self.held, MemoryAccess::Read)?;
         if !candidate.is_whole {
             (weights, grad) = (weights.part(*begin, *end)?, grad.part(*begin, *end)?);
         }
         let rest = tensors.iter().skip(2);
         let has_master = prepared.float != Float::F32;
         let (moments, master) = if candidate.is_whole {
-            self.state_of(&own, rest, has_master)?
+            self.state_of(&param, rest, has_master)?
         } else {
             self.state_in(memory, offsets, end - begin, has_master)?
         };
@@ -108,7 +108,7 @@ impl Finder<'_, '_> {
     /// Find the moments, and the master weights if there are some, among tensors.
     fn state_of<'a, 'py: 'a>(
         &self,
-        own: &Described<'_>,
+        param: &Described<'_>,
         mut tensors: impl ExactSizeIterator<Item = &'a Bound<'py, PyAny>>,
         has_master: bool,
     ) -> Option<(Vec<Moment>, Option<Floats>)> {
@@ -116,11 +116,11 @@ impl Finder<'_, '_> {
         while tensors.len() > usize::from(has_master) {
             let moment = self.classes.describe(tensors.next()?)?;
             let scales = if self.format == MomentFormat::Q8 { Some(tensors.next()?) } else { None };
-            moments.push(self.moment(own, &moment, scales)?);
+            moments.push(self.moment(param, &moment, scales)?);
         }
         let Some(master) = tensors.next() else { return Some((moments, None)) };
         let master = self.classes.describe(master)?;
-        let fits = float(&master) == Some(Float::F32) && own.has_order_of(&master);
+        let fits = float(&master) == Some(Float::F32) && param.has_order_of(&master);
         let master = Floats::held(&master, self.held, MemoryAccess::Write).filter(|_| fits)?;
         Some((moments, Some(master)))
     }
@@ -142,8 +142,13 @@ impl Finder<'_, '_> {
         }
     }
 
-    fn moment(&self, own: &Described<'_>, moment: &Described<'_>, scales: Option<&Bound<'_, PyAny>>) -> Option<Moment> {
-        if !own.has_order_of(moment) {
+    fn moment(
+        &self,
+        param: &Described<'_>,
+        moment: &Described<'_>,
+        scales: Option<&Bound<'_, PyAny>>,
+    ) -> Option<Moment> {
+        if !param.has_order_of(moment) {
             return None;
         }
         let (held, write) = (self.held, MemoryAccess::Write);
@@ -152,7 +157,7 @@ impl Finder<'_, '_> {
             (MomentFormat::Bf16, Some(Float::Bf16), _) => moment.slice(held, write).map(Moment::Bf16),
             (MomentFormat::Q8, _, Some(scales)) if moment.dtype == DLDataType::U8 => {
                 let scales = self.classes.describe(scales)?;
-                let fits = float(&scales) == Some(Float::F32) && scales.elements == own.elements.div_ceil(BLOCK);
+                let fits = float(&scales) == Some(Float::F32) && scales.elements == param.elements.div_ceil(BLOCK);
                 let scales = scales.slice(held, write).filter(|_| fits)?;
                 Some(Moment::Q8(moment.slice(held, write)?, scales))
             }

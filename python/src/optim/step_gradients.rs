@@ -276,7 +276,7 @@ impl PyStepGradients {
                 parts.tensors.push(tensors);
                 let counter = candidate.counter.map(|(counter, _)| counter);
                 parts.counts.push(Count {
-                    number: candidate.number,
+                    param_number: candidate.param_number,
                     member: candidate.placement.member,
                     step,
                     counter,
@@ -286,7 +286,7 @@ impl PyStepGradients {
         }
         // If parameters share a counter, each of them counts in it, one after the other. That is left to Python.
         let counters =
-            parts.counts.iter().filter_map(|one| Some((one.counter.as_ref()?.as_ptr() as usize, one.number)));
+            parts.counts.iter().filter_map(|one| Some((one.counter.as_ref()?.as_ptr() as usize, one.param_number)));
         if are_shared(counters.collect()) {
             parts.stale.extend(parts.counts.drain(..).map(|one| one.member));
             parts.tensors.clear();
@@ -349,7 +349,7 @@ impl PyStepGradients {
                     end: placement.map_or(prepared.elements, |placement| placement.end),
                     offsets: placement.map_or_else(Vec::new, |placement| placement.offsets.clone()),
                 },
-                number: member.number,
+                param_number: member.number,
                 counted: if is_new { None } else { record.count(member.number) },
                 first_index: member.first_index,
                 prepared,

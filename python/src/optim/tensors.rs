@@ -59,19 +59,29 @@ impl Floats {
         }
     }
 
-    pub(super) fn numbers(&self) -> FloatSlice<'_> {
-        match self {
-            Self::F32(slice) => FloatSlice::F32(slice.as_slice()),
-            Self::Bf16(slice) => FloatSlice::Bf16(slice.as_slice()),
-            Self::F16(slice) => FloatSlice::F16(slice.as_slice()),
+    /// # Safety
+    /// No other tensor of the same work changes these elements.
+    pub(super) unsafe fn numbers(&self) -> FloatSlice<'_> {
+        // SAFETY: no other tensor of the same work changes these elements, as this function requires.
+        unsafe {
+            match self {
+                Self::F32(slice) => FloatSlice::F32(slice.as_slice()),
+                Self::Bf16(slice) => FloatSlice::Bf16(slice.as_slice()),
+                Self::F16(slice) => FloatSlice::F16(slice.as_slice()),
+            }
         }
     }
 
-    pub(super) fn numbers_mut(&mut self) -> FloatSliceMut<'_> {
-        match self {
-            Self::F32(slice) => FloatSliceMut::F32(slice.as_mut_slice()),
-            Self::Bf16(slice) => FloatSliceMut::Bf16(slice.as_mut_slice()),
-            Self::F16(slice) => FloatSliceMut::F16(slice.as_mut_slice()),
+    /// # Safety
+    /// No other tensor of the same work overlaps these elements.
+    pub(super) unsafe fn numbers_mut(&mut self) -> FloatSliceMut<'_> {
+        // SAFETY: no other tensor of the same work overlaps these elements, as this function requires.
+        unsafe {
+            match self {
+                Self::F32(slice) => FloatSliceMut::F32(slice.as_mut_slice()),
+                Self::Bf16(slice) => FloatSliceMut::Bf16(slice.as_mut_slice()),
+                Self::F16(slice) => FloatSliceMut::F16(slice.as_mut_slice()),
+            }
         }
     }
 }
@@ -114,11 +124,16 @@ impl Moment {
         }
     }
 
-    pub(super) fn moment(&mut self) -> MomentMut<'_> {
-        match self {
-            Self::F32(values) => MomentMut::F32(values.as_mut_slice()),
-            Self::Bf16(values) => MomentMut::Bf16(values.as_mut_slice()),
-            Self::Q8(codes, scales) => MomentMut::Q8 { codes: codes.as_mut_slice(), scales: scales.as_mut_slice() },
+    /// # Safety
+    /// No other tensor of the same work overlaps these, nor does one of these the other.
+    pub(super) unsafe fn moment(&mut self) -> MomentMut<'_> {
+        // SAFETY: these tensors are disjoint from each other and from the others, as this function requires.
+        unsafe {
+            match self {
+                Self::F32(values) => MomentMut::F32(values.as_mut_slice()),
+                Self::Bf16(values) => MomentMut::Bf16(values.as_mut_slice()),
+                Self::Q8(codes, scales) => MomentMut::Q8 { codes: codes.as_mut_slice(), scales: scales.as_mut_slice() },
+            }
         }
     }
 }
@@ -158,13 +173,18 @@ impl PartTensors {
         address_ranges
     }
 
-    pub(super) fn part(&mut self) -> ParameterSlice<'_> {
-        ParameterSlice {
-            index: self.index,
-            weights: self.weights.numbers_mut(),
-            grad: self.grad.numbers(),
-            moments: self.moments.iter_mut().map(Moment::moment).collect(),
-            out: self.out.as_mut().map(Floats::numbers_mut),
+    /// # Safety
+    /// `check_disjoint` of the tensors of all parts of the step has succeeded.
+    pub(super) unsafe fn part(&mut self) -> ParameterSlice<'_> {
+        // SAFETY: the tensors that a step changes overlap no other, as this function requires.
+        unsafe {
+            ParameterSlice {
+                index: self.index,
+                weights: self.weights.numbers_mut(),
+                grad: self.grad.numbers(),
+                moments: self.moments.iter_mut().map(|moment| moment.moment()).collect(),
+                out: self.out.as_mut().map(|out| out.numbers_mut()),
+            }
         }
     }
 }

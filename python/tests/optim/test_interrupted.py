@@ -265,7 +265,7 @@ def test_a_closed_optimizer_says_so(tmp_path: Path, *, is_stopped: bool, swaps: 
     state = optimizer.state_dict()
     optimizer.save_state(tmp_path / "state.safetensors")
     if is_stopped:
-        optimizer._progress = StepProgress(1.0, counts=False)
+        optimizer._progress = StepProgress(1.0, counts_in_group=False)
     optimizer.close()
     before = [dict(group) for group in optimizer.param_groups]
     for grad in (torch.ones(100), None):

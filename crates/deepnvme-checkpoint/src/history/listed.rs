@@ -3,15 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use deepnvme_format::set::{self, ChecksumState};
+use deepnvme_format::{Error as FormatError, JSON_MEMORY_FACTOR};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, fs};
 
 use super::files;
 use super::manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, ManifestEntry};
 use crate::error::{Error, Result};
-
-/// Upper bound of the memory that parsing needs, per byte of text.
-const PARSED_BYTES_PER_BYTE: usize = 24;
 
 /// A manifest, and the paths of its checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,15 +45,16 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
 /// may have taken either name.
 #[must_use]
 pub fn find_file(folder: &Path, name: &str, entry: &ManifestEntry) -> PathBuf {
-    let own = folder.join(name);
-    let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return own };
+    let with_final_name = folder.join(name);
+    let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return with_final_name };
     // The caller that opens the file reports a failure of the disk.
     let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
-    if !is_there(&private) || (is_there(&own) && files::is_as_listed(&own, name, entry) == Ok(true)) {
-        return own;
+    let is_final = || is_there(&with_final_name) && files::is_as_listed(&with_final_name, name, entry) == Ok(true);
+    if !is_there(&private) || is_final() {
+        return with_final_name;
     }
     // The writer may have renamed the private file since the first check.
-    if is_there(&private) { private } else { own }
+    if is_there(&private) { private } else { with_final_name }
 }
 
 /// Returns whether the file at a path is the one that the manifest recorded under that name.
@@ -75,12 +74,8 @@ pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
         Ok(None) => return Ok(None),
         Err(failure) => return Err(not_a_file(&failure).map_or_else(|| failure.into(), unlike)),
     };
-    // Try the allocation first: a failed one in the parser aborts the process.
-    let mut memory: Vec<u8> = Vec::new();
-    if memory.try_reserve_exact(text.len().saturating_mul(PARSED_BYTES_PER_BYTE)).is_err() {
-        return Err(IoError::os("read", Errno::NOMEM).at_path(path).into());
-    }
-    drop(memory);
+    FormatError::check_memory("the manifest", text.len(), JSON_MEMORY_FACTOR)
+        .map_err(|_| IoError::os("read", Errno::NOMEM).at_path(path))?;
     let manifest = Manifest::parse(&text).map_err(unlike)?;
     Ok(Some((text, manifest)))
 }

@@ -114,7 +114,7 @@ pub(super) fn of_header(path: &Path, text: &str, header: &[u8], file_bytes: u64,
     let sidecar = checksums::decode(text.as_bytes());
     let has_index_checksum = sidecar.as_ref().is_ok_and(|sidecar| sidecar.index.is_some());
     // Damage cannot make our header look foreign: a damaged length would contradict the file's size, and damaged
-    // padding would not be spaces.
+    // padding would not be JSON. Both were refused before this call.
     let is_foreign = !index_bytes.is_multiple_of(ALIGNMENT_LARGE) || (has_index_checksum && spaces < PADDING_BYTES_MIN);
     if is_foreign {
         return FileChecksums::none(Coverage::Stale, 0..index_bytes);

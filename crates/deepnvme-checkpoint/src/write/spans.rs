@@ -1,7 +1,8 @@
 //! A file as a sequence of spans, split into pieces that can be written independently. Pure.
 //!
 //! Most pieces are known from the start. A piece with a header that contains the checksum of a large record is late: it
-//! is written after the record was hashed. All cuts lie on blocks, so no piece needs a read-modify-write.
+//! is written after the record was hashed. All cuts are multiples of [`ALIGNMENT_BYTES`], so no piece needs a
+//! read-modify-write.
 
 use std::ops::Range;
 
@@ -48,7 +49,7 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Clips the pieces to a range, whose ends are cuts or blocks.
+    /// Clips the pieces to a range, whose ends are cuts, multiples of [`ALIGNMENT_BYTES`] or the end of the file.
     pub(crate) fn within(self, range: &Range<u64>) -> Self {
         let clip = |pieces: Vec<Range<u64>>| {
             let clipped = pieces.into_iter().map(|piece| piece.start.max(range.start)..piece.end.min(range.end));
@@ -90,7 +91,7 @@ impl Spans {
         &self.spans[from..to]
     }
 
-    /// Splits the file into pieces of at most `piece_bytes`, a multiple of the block.
+    /// Splits the file into pieces of at most `piece_bytes`, a multiple of [`ALIGNMENT_BYTES`].
     pub(crate) fn pieces(&self, piece_bytes: u64, is_late: impl Fn(Content) -> bool) -> Pieces {
         let file_bytes = self.file_bytes();
         let mut late: Vec<Range<u64>> = Vec::new();

@@ -23,7 +23,8 @@ pub(crate) struct EngineGpus {
     idle: Mutex<Vec<(Device, BlockingCopier)>>,
 }
 
-/// Synchronous copies from and to GPU memory, for data that the CPU reads or creates. Cheap to clone.
+/// The GPUs of an engine, for callers that wait: stream events, registrations, allocations, and blocking copies. Cheap
+/// to clone.
 #[derive(Clone, Debug)]
 pub struct GpuAccess {
     gpus: Arc<EngineGpus>,
@@ -196,6 +197,7 @@ impl EngineGpus {
         text.trim().parse().ok()
     }
 
+    /// Copies between host and GPU. `direction` is as in a transfer: `Write` copies from the GPU, `Read` to it.
     fn copy(&self, device: Device, direction: Direction, host: &Region, slices: &[GpuSlice]) -> Result<()> {
         let idle = {
             let mut idle = lock(&self.idle);

@@ -93,6 +93,7 @@ impl<'a> Worker<'a> {
     fn fill(&mut self) -> Result<()> {
         let may_take_work = self.may_take_work();
         while self.io_loop.has_room() {
+            // Blocks that cuFile refused come first; they may fill the window.
             if !self.io_loop.start_refused()? || !may_take_work || !self.io_loop.has_room() {
                 break;
             }
@@ -122,12 +123,13 @@ impl<'a> Worker<'a> {
 
     /// Copies, sleeps or reaps. Returns false if the worker must end.
     fn sleep_or_reap(&mut self) -> Result<bool> {
-        // Copies one block and returns to `fill`. The bounce buffer then carries the next block while the following one
-        // is copied.
+        // Copies one block and returns to `fill`, so that its bounce buffer takes a new read before the next completed
+        // block is copied.
         if self.io_loop.copy_completed_read()? || self.io_loop.handle_gpu_copies()? {
             return Ok(true);
         }
-        // A GPU copies a block faster than a disk reads one, and the disk already has all the work it can get.
+        // Wait for the GPU, not for the disk: the GPU copies a block faster than the disk reads one, and the disk
+        // already has all the work it can get.
         if self.io_loop.has_gpu_copies() {
             self.io_loop.reap(false)?;
             if !self.io_loop.has_completed_reads() {

@@ -47,8 +47,9 @@ fn of_host(kind: Memory, len: usize) -> Result<Allocated> {
             bytes.try_reserve_exact(allocated).map_err(|_| refused(&std::io::ErrorKind::OutOfMemory.into()))?;
             bytes.resize(allocated, 1);
             let region = RegionMut::from_vec(bytes);
+            // As torch's memory usually is: aligned to 64 bytes but not to a page, so that direct I/O must bounce.
             let skipped = (region.addr().next_multiple_of(PAGE) + PLAIN_ALIGNMENT) - region.addr();
-            let (_, region) = region.split_at(skipped.min(allocated - len));
+            let (_, region) = region.split_at(skipped);
             Ok(Allocated { region: region.split_at(len).0, not_pinned_reason: None })
         }
     }

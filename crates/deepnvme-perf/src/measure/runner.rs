@@ -102,8 +102,8 @@ impl Runner {
     /// one round at once: it registers its slots with the driver, and no counted round should include that.
     ///
     /// # Errors
-    /// An error of the engine. `Usage` if the workload validates, since its contents would be needed later, or is
-    /// random, since its plan depends on the block size.
+    /// An error of the engine. `Usage` if the workload is random, since its requests were planned for one block size,
+    /// or if it validates, which no search for settings does.
     pub fn reconfigure(&mut self, direction: Direction, config: &Config, observer: &mut dyn Observer) -> Result<()> {
         if self.workload.validate || self.workload.order != AccessOrder::Sequential {
             return Err(Error::usage("only sequential workloads without validation can change their settings"));
@@ -239,14 +239,16 @@ impl Benchmark for Runner {
         let (began, cpu) = (Instant::now(), cpu_s());
         let files = self.open(if direction == Direction::Read { Access::Read } else { Access::Write })?;
         // A file written in one request is synced by that request, as `deepnvme.write` does.
-        let is_one = self.plan.pieces.len() == files.len();
+        let is_one_request_per_file = self.plan.pieces.len() == files.len();
         let durability = self.workload.durability;
-        let options =
-            WriteOptions { durability: if is_one { durability } else { Durability::None }, mode: WriteMode::InPlace };
+        let options = WriteOptions {
+            durability: if is_one_request_per_file { durability } else { Durability::None },
+            mode: WriteMode::InPlace,
+        };
         let opened = began.elapsed();
         let timeline = self.run(&files, direction, options, observer)?;
         let transfer_s = (began.elapsed() - opened).as_secs_f64();
-        if direction == Direction::Write && !is_one && durability != Durability::None {
+        if direction == Direction::Write && !is_one_request_per_file && durability != Durability::None {
             self.sync(&files, durability)?;
         }
         let (wall_s, cpu_s) = (began.elapsed().as_secs_f64(), cpu_s() - cpu);

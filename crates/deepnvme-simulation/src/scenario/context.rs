@@ -18,6 +18,24 @@ use crate::world::{CrashPoints, MachineSnapshot, MemoryAllowance, Setup, World};
 /// Bounce memory of an engine.
 pub(super) const POOL_BYTES: u64 = 64 << 10;
 
+// Processes and engines of a scenario count from 1. Those below come before or after its run.
+/// The process that creates the initial files.
+pub(super) const SETUP_PROCESS: ProcessId = 400;
+/// The engine of [`SETUP_PROCESS`].
+pub(super) const SETUP_ENGINE: u64 = 99;
+/// The process of saves that do not finish, or may fail.
+pub(super) const UNFINISHED_SAVE_PROCESS: ProcessId = 499;
+/// The engine of [`UNFINISHED_SAVE_PROCESS`].
+pub(super) const UNFINISHED_SAVE_ENGINE: u64 = 95;
+/// The process that saves once more at the end, without faults.
+pub(super) const LAST_SAVE_PROCESS: ProcessId = 500;
+/// The engine of [`LAST_SAVE_PROCESS`].
+pub(super) const LAST_SAVE_ENGINE: u64 = 96;
+/// The engine that reads files to check them.
+pub(super) const FILE_CHECK_ENGINE: u64 = 97;
+/// The engine that reads checkpoints and packed models to check them.
+pub(super) const CHECKPOINT_CHECK_ENGINE: u64 = 94;
+
 /// Result of an execution.
 #[derive(Clone, Debug)]
 pub struct RunReport {

@@ -10,7 +10,7 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::content::{self, Content, FoundContent};
-use super::context::Context;
+use super::context::{Context, SETUP_ENGINE, SETUP_PROCESS};
 use super::folders::make_folders;
 use super::users::{self, TakenNames};
 use crate::world::FIRST_USER;
@@ -111,8 +111,8 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
 fn create_initial_files(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
     let first = Arc::clone(scenario);
-    let process = context.process(400, move |context| {
-        let Ok(engine) = context.engine(99) else { return };
+    let process = context.process(SETUP_PROCESS, move |context| {
+        let Ok(engine) = context.engine(SETUP_ENGINE) else { return };
         for item in 0..first.items.len() {
             report_failure(context, save(context, &first, &engine, item, &SaveChoice::default()));
         }

@@ -19,9 +19,12 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::content::{self, Content, FoundContent, SaveRequest, UncommittedSave};
-use super::context::Context;
-use super::leftovers::may_be_foreign;
+use super::context::{
+    CHECKPOINT_CHECK_ENGINE, Context, LAST_SAVE_ENGINE, LAST_SAVE_PROCESS, UNFINISHED_SAVE_ENGINE,
+    UNFINISHED_SAVE_PROCESS,
+};
 use super::payload::{self, Version};
+use super::unproven::may_be_foreign;
 use super::users::{self, TakenNames};
 use crate::world::SIMULATOR;
 use crate::world::folder::Folder;
@@ -267,7 +270,7 @@ fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &ManifestEntry
         let version = payload::recognise(scenario.seed, &bytes).or_else(moved);
         return Ok(version.map_or_else(|| FoundContent::Foreign("other bytes".into()), FoundContent::Saved));
     }
-    let engine = context.engine(94)?;
+    let engine = context.engine(CHECKPOINT_CHECK_ENGINE)?;
     let target = match entry.parts.as_slice() {
         [] => Target::Path(path_of(&entry.file)),
         parts => {
@@ -287,11 +290,11 @@ fn read_checkpoint(context: &Context, scenario: &Scenario, entry: &ManifestEntry
 fn save_with_unreadable_manifest(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
     let reads = context.world.state().rng().below(MANIFEST_READS_MAX);
-    let process = context.process(499, move |context| {
-        let Ok(engine) = context.engine(95) else { return };
+    let process = context.process(UNFINISHED_SAVE_PROCESS, move |context| {
+        let Ok(engine) = context.engine(UNFINISHED_SAVE_ENGINE) else { return };
         let history = History::new(again.folder.clone(), again.keep, true);
         context.world.make_unreadable(&history.folder().join(MANIFEST), reads);
-        report_failure(context, save(&again, &engine, &history, 499, 19, Durability::Full));
+        report_failure(context, save(&again, &engine, &history, UNFINISHED_SAVE_PROCESS, 19, Durability::Full));
     });
     context.join(vec![process]);
     context.world.stop_faults();
@@ -362,11 +365,11 @@ fn check_last(context: &Context, log: &Log, found: &[Version], after_cut: bool, 
 /// Saves twice more, without faults: both succeed, and leave only files of ours that the manifest lists.
 fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
-    let process = context.process(500, move |context| {
-        let Ok(engine) = context.engine(96) else { return };
+    let process = context.process(LAST_SAVE_PROCESS, move |context| {
+        let Ok(engine) = context.engine(LAST_SAVE_ENGINE) else { return };
         let history = History::new(again.folder.clone(), again.keep, true);
         for step in [20, 21] {
-            report_failure(context, save(&again, &engine, &history, 500, step, Durability::Full));
+            report_failure(context, save(&again, &engine, &history, LAST_SAVE_PROCESS, step, Durability::Full));
         }
     });
     context.join(vec![process]);

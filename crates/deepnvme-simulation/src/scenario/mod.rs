@@ -1,6 +1,6 @@
 //! The scenarios of seeds. `kind` selects one, `context` contains their shared state, and each other module runs one.
-//! `folders` and `users` set up the machine, and `leftovers` tells which files may stay behind. `content`, `payload` and `area` define file contents. `save_log` records
-//! saves, and `process_group` passes messages between ranks.
+//! `folders` and `users` set up the machine, and `unproven` tells which files may stay behind. `content`, `payload` and
+//! `area` define file contents. `save_log` records saves, and `process_group` passes messages between ranks.
 
 mod area;
 mod content;
@@ -9,7 +9,6 @@ mod files;
 mod folders;
 mod history;
 mod kind;
-mod leftovers;
 mod packs;
 mod payload;
 mod process_group;
@@ -17,6 +16,7 @@ mod ranks;
 mod save_log;
 mod swap;
 mod transfers;
+mod unproven;
 mod users;
 
 use content::Content;

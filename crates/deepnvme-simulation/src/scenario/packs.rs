@@ -16,9 +16,11 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, Packer, tensors};
 use deepnvme_testkit::rng::Rng;
 
-use super::context::Context;
+use super::context::{
+    CHECKPOINT_CHECK_ENGINE, Context, LAST_SAVE_ENGINE, LAST_SAVE_PROCESS, SETUP_ENGINE, SETUP_PROCESS,
+};
 use super::folders::make_folders;
-use super::leftovers::{has_first_name, may_be_foreign};
+use super::unproven::{has_unproven_name, may_be_foreign};
 use super::users::{self, TakenNames};
 use super::{content, payload};
 use crate::world::SIMULATOR;
@@ -112,7 +114,7 @@ fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
 fn create_model(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
     let first = Arc::clone(scenario);
-    let process = context.process(400, move |context| {
+    let process = context.process(SETUP_PROCESS, move |context| {
         let source = first.source();
         let made = || -> Result<()> {
             fs::make_folder(&source, 0o777).map_err(|errno| deepnvme_io::Error::os("make a folder", errno))?;
@@ -122,7 +124,7 @@ fn create_model(context: &Context, scenario: &Arc<Scenario>) {
             };
             let (path, tensors) = (source.join("model.safetensors"), first.model.iter().map(tensor).collect());
             let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default())?;
-            save.run(context.engine(99)?, &Target::from(&path), Arc::default())?;
+            save.run(context.engine(SETUP_ENGINE)?, &Target::from(&path), Arc::default())?;
             fs::sync_folder(&first.folder)?;
             Ok(())
         };
@@ -203,7 +205,7 @@ fn check(context: &Context, scenario: &Scenario, when: &str) {
 }
 
 fn verify(context: &Context, scenario: &Scenario, target: &Path) -> Result<(), String> {
-    let engine = context.engine(94).map_err(|error| error.to_string())?;
+    let engine = context.engine(CHECKPOINT_CHECK_ENGINE).map_err(|error| error.to_string())?;
     let names =
         [PACKED_NAME, PLAIN_NAME].into_iter().flat_map(|name| [name.into(), format!("{name}{MANIFEST_SUFFIX}")]);
     let path = names.map(|name| target.join(name)).find(|path| fs::exists(path).unwrap_or(false));
@@ -242,8 +244,9 @@ fn save_again(context: &Context, scenario: &Arc<Scenario>) {
         return;
     }
     let again = Arc::clone(scenario);
-    let process = context.process(500, move |context| {
-        let packed = context.engine(96).map_err(Error::from).and_then(|engine| pack(&again, &engine, None));
+    let process = context.process(LAST_SAVE_PROCESS, move |context| {
+        let packed =
+            context.engine(LAST_SAVE_ENGINE).map_err(Error::from).and_then(|engine| pack(&again, &engine, None));
         if let Err(error) = packed {
             context.fail(format!("a packing without failures failed: {error}"));
         }
@@ -263,7 +266,7 @@ fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     }
     for path in users::own_files_in(context, &scenario.folder) {
         // A new folder always has a name, and its first one proves nothing. Such a folder is empty.
-        let is_new = has_first_name(&path);
+        let is_new = has_unproven_name(&path);
         // A folder with a foreign file also stays.
         let is_kept = users::own_files_in(context, &path).iter().any(|inner| may_be_foreign(context, inner));
         if path != scenario.target() && path != scenario.source() && !is_new && !is_kept {

@@ -10,8 +10,8 @@ use deepnvme_testkit::rng::Rng;
 
 use super::context::Context;
 use super::folders::make_folders;
-use super::leftovers::may_be_foreign;
 use super::payload;
+use super::unproven::may_be_foreign;
 use super::users::{self, TakenNames};
 
 /// Memory of one swapper: less than all its items need.

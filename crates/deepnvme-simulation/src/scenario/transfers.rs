@@ -19,13 +19,18 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::area::Area;
-use super::context::{Context, POOL_BYTES};
+use super::context::{Context, FILE_CHECK_ENGINE, POOL_BYTES, SETUP_ENGINE, SETUP_PROCESS};
 use super::folders::make_folders;
 use super::{payload, users};
 
 const FILE: &str = "tensors.bin";
 /// Areas in the file. Each belongs to one thread.
 const AREAS: usize = 4;
+/// One outcome is a power cut, one is a killed process, and the others are no crash.
+const CRASH_OUTCOMES: u64 = 4;
+/// Executions of a thousand that simulate crashes, and how many each of them simulates.
+const CRASH_CHECK_PER_MILLE: u32 = 400;
+const CRASH_CHECKS: usize = 2;
 
 struct Scenario {
     target: Target,
@@ -76,9 +81,9 @@ pub(super) fn run(context: &Context) {
     }
     create_initial_file(context, &scenario);
     let processes = rng.within(1..3) as u32;
-    let is_cut = context.draw_crash(&mut rng, processes, 4, 1..200, 1..150);
+    let is_cut = context.draw_crash(&mut rng, processes, CRASH_OUTCOMES, 1..200, 1..150);
     let watched = Arc::clone(&scenario);
-    context.check_crashes(400, 2, move || {
+    context.check_crashes(CRASH_CHECK_PER_MILLE, CRASH_CHECKS, move || {
         let seen = watched.copy();
         move |context: &Context, is_cut| check(context, &seen, is_cut)
     });
@@ -109,8 +114,8 @@ fn make(folders: &[PathBuf], rng: &mut Rng) -> Scenario {
 fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
     let first = Arc::clone(scenario);
-    let process = context.process(400, move |context| {
-        let written = context.engine(99).and_then(|engine| {
+    let process = context.process(SETUP_PROCESS, move |context| {
+        let written = context.engine(SETUP_ENGINE).and_then(|engine| {
             let replacement = Replacement::new(&first.target)?;
             let file = replacement.open(DirectMode::Preferred)?;
             let mut all = Vec::new();
@@ -138,10 +143,10 @@ fn submitter(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u3
         let is_appending = context.rng(10 + u64::from(id)).chance(300);
         let file = if is_appending { scenario.open_appending() } else { scenario.open(Access::ReadWrite) };
         let Ok(file) = file else { return };
-        let submitted = Mutex::new(0);
+        let submitted_by_all = Mutex::new(0);
         thread::scope(|scope| {
             for area in (0..AREAS).filter(|area| area % processes as usize == id as usize - 1) {
-                let (scenario, engine, file, submitted) = (&scenario, &engine, &file, &submitted);
+                let (scenario, engine, file, submitted_by_all) = (&scenario, &engine, &file, &submitted_by_all);
                 let started = thread::Builder::new().spawn_scoped(scope, move || {
                     let rng = context.rng(100 + area as u64);
                     let kept = Vec::new();
@@ -162,14 +167,14 @@ fn submitter(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u3
                         }
                     }
                     submitter.check_kept();
-                    *ignore_poison(submitted.lock()) += submitter.submitted;
+                    *ignore_poison(submitted_by_all.lock()) += submitter.submitted;
                 });
                 debug_assert!(started.is_ok(), "threads are never short");
             }
         });
         // Dropped requests end with the engine.
         engine.close();
-        let (stats, submitted) = (engine.stats(), ignore_poison(submitted.into_inner()));
+        let (stats, submitted) = (engine.stats(), ignore_poison(submitted_by_all.into_inner()));
         if stats.requests != submitted {
             context.fail(format!("{} of {submitted} requests have ended", stats.requests));
         }
@@ -254,10 +259,10 @@ impl Submitter<'_> {
         }
     }
 
-    /// Draws one piece or several separate ones.
+    /// Returns the range as one piece, or cut into two adjacent ones.
     fn draw_pieces(&mut self, len: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-        let cut = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
-        [0..cut, cut..len].into_iter().filter(|piece| !piece.is_empty())
+        let middle = if len > 2 && self.rng.chance(400) { 1 + self.rng.below(len as u64 - 1) as usize } else { len };
+        [0..middle, middle..len].into_iter().filter(|piece| !piece.is_empty())
     }
 
     fn read(&mut self) {
@@ -271,9 +276,9 @@ impl Submitter<'_> {
         let items: Vec<ReadItem> = pieces.map(item).collect();
         let count = items.len();
         let is_ahead = self.rng.chance(300);
-        let submitted =
+        let submit_read =
             |engine: &Engine| if is_ahead { engine.read_batch_ahead(items) } else { engine.read_batch(items) };
-        let Some(pending) = self.submit(submitted) else { return };
+        let Some(pending) = self.submit(submit_read) else { return };
         let Some((targets, result, was_cancelled)) = self.end(pending) else { return };
         let targets: Vec<RegionMut> = targets.unwrap_or_default();
         if targets.len() != count {
@@ -390,7 +395,7 @@ fn bytes_of(memory: &RegionMut) -> Vec<u8> {
 /// Checks that all areas contain allowed bytes.
 fn check(context: &Context, scenario: &Scenario, after_cut: bool) {
     let read = || -> Result<Vec<u8>> {
-        let (engine, file) = (context.engine(97)?, scenario.open(Access::Read)?);
+        let (engine, file) = (context.engine(FILE_CHECK_ENGINE)?, scenario.open(Access::Read)?);
         let (memory, result) = engine.read(&file, 0, payload::allocate(file.len()? as usize))?.wait();
         result?;
         Ok(memory.map(|memory: RegionMut| bytes_of(&memory)).unwrap_or_default())

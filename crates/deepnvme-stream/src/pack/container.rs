@@ -50,6 +50,7 @@ struct TensorEntry {
     /// Stored bytes of each part. For quantised parts they follow from the other fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     lengths: Vec<u64>,
+    /// Weights of a row that share a scale. Only for quantised forms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     group: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -64,7 +65,7 @@ pub(super) struct TensorRecord<'a> {
     pub(super) lengths: &'a [u64],
 }
 
-/// The JSON text for these tensors. Larger lengths never make it shorter.
+/// The JSON text for these tensors. `header_bytes_max` relies on this: larger lengths never make the text shorter.
 pub(super) fn text<'a>(tensors: impl Iterator<Item = TensorRecord<'a>>) -> String {
     let entry = |TensorRecord { name, shape, encoding, lengths }: TensorRecord<'a>| {
         let (of, form, part, group) = match encoding {

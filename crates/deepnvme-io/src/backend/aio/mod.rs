@@ -1,16 +1,16 @@
 //! Linux native AIO: ops go to the kernel in arrays and return as events.
 //!
-//! `sys` has the system calls, `request` encodes ops for them, and `waker` is the poll that lets other threads end a
-//! wait. This file is the queue: collected ops, ops in flight, and partial acceptance by the kernel. The kernel checks
-//! each op at submission, so an op can fail there. That failure becomes the op's own completion, and the other ops
-//! continue.
+//! `sys` has the system calls, `request` encodes ops for them, and `wake_poll` is the poll that lets other threads end
+//! a wait. This file is the queue: collected ops, ops in flight, and partial acceptance by the kernel. The kernel
+//! checks each op at submission, so an op can fail there. That failure becomes the op's own completion, and the other
+//! ops continue.
 #![allow(unsafe_code)]
 
 mod request;
 mod sys;
 #[cfg(test)]
 mod tests;
-mod waker;
+mod wake_poll;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use self::request::{block_of, set_up_error, sync_inline};
 use self::sys::{Context, ControlBlock, IoEvent};
-use self::waker::{WAKE_DATA, Waker};
+use self::wake_poll::{WAKE_DATA, WakePoll};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use super::op_slots::OpSlots;
 use crate::error::{Error, Result};
@@ -41,7 +41,7 @@ pub struct AioBackend {
     events: Vec<IoEvent>,
     depth: u32,
     submit: SubmitMode,
-    waker: Waker,
+    wake_poll: WakePoll,
 }
 
 impl AioBackend {
@@ -66,7 +66,7 @@ impl AioBackend {
             events: vec![IoEvent::default(); depth as usize + 1],
             depth,
             submit: setup.submit,
-            waker: Waker::new()?,
+            wake_poll: WakePoll::new()?,
         })
     }
 
@@ -110,7 +110,7 @@ impl AioBackend {
     /// Fetches events. With `wait`, waits for the first one, or until the next check for a wake.
     fn fetch(&mut self, wait: bool, completions: &mut Vec<Completion>) -> Result<()> {
         let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        let timeout = if wait { self.waker.wait_max() } else { Some(zero) };
+        let timeout = if wait { self.wake_poll.wait_max() } else { Some(zero) };
         let fetched = match self.context.events(usize::from(wait), &mut self.events, timeout) {
             Ok(fetched) => fetched,
             Err(Errno::INTR) => 0,
@@ -118,12 +118,12 @@ impl AioBackend {
         };
         for event in &self.events[..fetched] {
             if event.data == WAKE_DATA {
-                self.waker.complete_poll(event);
+                self.wake_poll.complete_poll(event);
             } else {
                 completions.extend(self.ops.complete(event.data as u32, event.result));
             }
         }
-        self.waker.check();
+        self.wake_poll.check();
         Ok(())
     }
 
@@ -151,7 +151,7 @@ impl Drop for AioBackend {
             }
             completions.clear();
         }
-        self.waker.cancel_poll(&self.context);
+        self.wake_poll.cancel_poll(&self.context);
     }
 }
 
@@ -190,16 +190,16 @@ impl Backend for AioBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
         loop {
-            self.waker.arm(&self.context);
+            self.wake_poll.arm(&self.context);
             self.submit_collected()?;
             completions.append(&mut self.ended);
-            let satisfied = completions.len() >= enough || self.waker.wakes.is_woken();
+            let satisfied = completions.len() >= enough || self.wake_poll.wakes.is_woken();
             if !satisfied && !self.collected.is_empty() && self.in_kernel() == 0 {
                 self.stalled()?;
                 continue;
             }
             self.fetch(!satisfied, completions)?;
-            if completions.len() >= enough || self.waker.wakes.is_woken() {
+            if completions.len() >= enough || self.wake_poll.wakes.is_woken() {
                 break;
             }
         }
@@ -207,12 +207,12 @@ impl Backend for AioBackend {
         self.submit_collected()?;
         completions.append(&mut self.ended);
         if min > 0 {
-            self.waker.wakes.clear();
+            self.wake_poll.wakes.clear();
         }
         Ok(())
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.waker.wakes.event().clone()
+        self.wake_poll.wakes.event().clone()
     }
 }

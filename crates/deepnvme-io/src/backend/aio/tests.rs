@@ -68,7 +68,7 @@ fn what_the_kernel_has_no_room_for_goes_later() {
 #[test]
 fn a_wake_needs_no_poll() {
     let Ok(mut backend) = AioBackend::open(&setup()) else { return };
-    backend.waker.disable_polling();
+    backend.wake_poll.disable_polling();
     for _ in 0..5 {
         let waker = backend.waker();
         let started = std::time::Instant::now();

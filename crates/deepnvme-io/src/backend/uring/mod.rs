@@ -10,7 +10,7 @@ mod files;
 mod ring;
 #[cfg(test)]
 mod tests;
-mod waker;
+mod wake_poll;
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use deepnvme_mem::Region;
 use self::buffers::BufferTable;
 use self::files::{FileRef, FileTable};
 use self::ring::{Ring, RingMode};
-use self::waker::{WAKE_DATA, Waker};
+use self::wake_poll::{WAKE_DATA, WakePoll};
 use super::contract::{Backend, BackendKind, BackendSetup, Wake};
 use super::op_slots::OpSlots;
 use crate::error::Result;
@@ -37,7 +37,7 @@ pub struct UringBackend {
     files: FileTable,
     buffers: BufferTable,
     submit: SubmitMode,
-    waker: Waker,
+    wake_poll: WakePoll,
 }
 
 impl UringBackend {
@@ -55,10 +55,10 @@ impl UringBackend {
         let ring = Ring::open(depth + 1, modes)?;
         let files = FileTable::new(&ring.submitter());
         let buffers = BufferTable::new(&ring.submitter());
-        let waker = Waker::new()?;
+        let wake_poll = WakePoll::new()?;
         let ops = OpSlots::new(depth);
         let file_refs = vec![FileRef { entry: None, registered: false }; depth as usize];
-        Ok(Self { ring, ops, file_refs, files, buffers, submit: setup.submit, waker })
+        Ok(Self { ring, ops, file_refs, files, buffers, submit: setup.submit, wake_poll })
     }
 
     /// Describes the features of this ring.
@@ -75,17 +75,17 @@ impl UringBackend {
 
     /// Submits, and waits for one completion if `wait`.
     fn enter(&mut self, wait: bool) -> Result<()> {
-        self.waker.arm(&mut self.ring);
+        self.wake_poll.arm(&mut self.ring);
         let queued = self.ring.queued() as u32;
         self.ring.enter(wait, self.ops.len().saturating_sub(queued))
     }
 
     /// Takes the visible completions.
     fn fetch(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
-        let Self { ring, ops, file_refs, files, waker, .. } = self;
+        let Self { ring, ops, file_refs, files, wake_poll, .. } = self;
         for entry in ring.completions() {
             if entry.user_data() == WAKE_DATA {
-                waker.complete_poll(&entry)?;
+                wake_poll.complete_poll(&entry)?;
                 continue;
             }
             let index = entry.user_data() as u32;
@@ -169,7 +169,7 @@ impl Backend for UringBackend {
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let enough = completions.len() + min as usize;
         self.fetch(completions)?;
-        let mut satisfied = completions.len() >= enough || self.waker.wakes.is_woken();
+        let mut satisfied = completions.len() >= enough || self.wake_poll.wakes.is_woken();
         loop {
             if !satisfied || self.ring.has_work() {
                 self.enter(!satisfied)?;
@@ -178,20 +178,20 @@ impl Backend for UringBackend {
             if satisfied {
                 break;
             }
-            satisfied = completions.len() >= enough || self.waker.wakes.is_woken();
+            satisfied = completions.len() >= enough || self.wake_poll.wakes.is_woken();
             if satisfied && self.ring.queued() == 0 {
                 break;
             }
         }
         if min > 0 {
-            self.waker.wakes.clear();
+            self.wake_poll.wakes.clear();
         }
         self.files.sweep(&self.ring.submitter(), self.ops.len() == 0);
         Ok(())
     }
 
     fn waker(&self) -> Arc<dyn Wake> {
-        self.waker.wakes.event().clone()
+        self.wake_poll.wakes.event().clone()
     }
 
     fn register(&mut self, memory: &Region) -> bool {

@@ -11,8 +11,11 @@ use deepnvme_simulation_runtime::thread;
 
 use super::saves::{SaveChoice, Scenario, lock, read, report_failure, save};
 use crate::scenario::content::{Content, FoundContent, index_of};
-use crate::scenario::context::{Context, POOL_BYTES};
-use crate::scenario::leftovers::may_be_foreign;
+use crate::scenario::context::{
+    Context, FILE_CHECK_ENGINE, LAST_SAVE_ENGINE, LAST_SAVE_PROCESS, POOL_BYTES, UNFINISHED_SAVE_ENGINE,
+    UNFINISHED_SAVE_PROCESS,
+};
+use crate::scenario::unproven::may_be_foreign;
 use crate::scenario::users;
 use crate::world::SIMULATOR;
 
@@ -31,7 +34,7 @@ pub(super) fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: boo
 /// Checks every name.
 fn check(context: &Context, scenario: &Arc<Scenario>, after_cut: bool, when: &str) {
     debug_assert_eq!(thread::process(), SIMULATOR, "nothing may fail here");
-    let Ok(engine) = context.engine(97) else { return };
+    let Ok(engine) = context.engine(FILE_CHECK_ENGINE) else { return };
     for item in &scenario.items {
         let log = lock(&item.log).clone();
         for name in &item.names {
@@ -60,8 +63,8 @@ fn start_unfinished_saves(context: &Context, scenario: &Arc<Scenario>) {
         let mut state = context.world.state();
         state.rng().chance(500).then(|| state.rng().below(READS_MAX))
     };
-    let process = context.process(499, move |context| {
-        let Ok(engine) = context.engine(95) else { return };
+    let process = context.process(UNFINISHED_SAVE_PROCESS, move |context| {
+        let Ok(engine) = context.engine(UNFINISHED_SAVE_ENGINE) else { return };
         for (item, it) in again.items.iter().enumerate() {
             if let Some(reads) = reads {
                 let path = it.names[0].path();
@@ -82,8 +85,8 @@ fn start_unfinished_saves(context: &Context, scenario: &Arc<Scenario>) {
 /// Saves each name once more, without faults: it succeeds, and leaves no other file of ours.
 fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     let again = Arc::clone(scenario);
-    let process = context.process(500, move |context| {
-        let Ok(engine) = context.engine(96) else { return };
+    let process = context.process(LAST_SAVE_PROCESS, move |context| {
+        let Ok(engine) = context.engine(LAST_SAVE_ENGINE) else { return };
         for item in 0..again.items.len() {
             let before = memory::reset_peak();
             report_failure(context, save(context, &again, &engine, item, &SaveChoice::default()));

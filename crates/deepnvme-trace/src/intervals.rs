@@ -1,13 +1,13 @@
 //! Arithmetic on intervals of time. This module does no I/O.
 
 /// Start and end in nanoseconds.
-pub(crate) type Span = (u64, u64);
+pub(crate) type Interval = (u64, u64);
 
 /// The union of intervals, as disjoint intervals in order.
-pub(crate) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
-    let mut sorted: Vec<Span> = spans.into_iter().collect();
+pub(crate) fn union(intervals: impl IntoIterator<Item = Interval>) -> Vec<Interval> {
+    let mut sorted: Vec<Interval> = intervals.into_iter().collect();
     sorted.sort_unstable();
-    let mut whole: Vec<Span> = Vec::new();
+    let mut whole: Vec<Interval> = Vec::new();
     for (start, end) in sorted {
         match whole.last_mut() {
             Some(last) if start <= last.1 => last.1 = last.1.max(end),
@@ -18,12 +18,12 @@ pub(crate) fn union(spans: impl IntoIterator<Item = Span>) -> Vec<Span> {
 }
 
 /// The total length of disjoint intervals.
-pub(crate) fn total_ns(spans: &[Span]) -> u64 {
-    spans.iter().map(|(start, end)| end - start).sum()
+pub(crate) fn total_ns(intervals: &[Interval]) -> u64 {
+    intervals.iter().map(|(start, end)| end - start).sum()
 }
 
 /// The length of the intersection of two unions.
-pub(crate) fn overlap(a: &[Span], b: &[Span]) -> u64 {
+pub(crate) fn overlap(a: &[Interval], b: &[Interval]) -> u64 {
     let (mut at, mut bt, mut sum) = (0, 0, 0);
     while at < a.len() && bt < b.len() {
         sum += a[at].1.min(b[bt].1).saturating_sub(a[at].0.max(b[bt].0));
@@ -34,9 +34,9 @@ pub(crate) fn overlap(a: &[Span], b: &[Span]) -> u64 {
 
 /// Assigns each interval to the first free row, so that intervals of one row do not overlap. The intervals come in the
 /// order of their starts.
-pub(crate) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
+pub(crate) fn rows(intervals: impl IntoIterator<Item = Interval>) -> Vec<usize> {
     let mut free_from: Vec<u64> = Vec::new();
-    let row = |(start, end): Span| {
+    let row = |(start, end): Interval| {
         let row = free_from.iter().position(|free| *free <= start).unwrap_or_else(|| {
             free_from.push(0);
             free_from.len() - 1
@@ -45,13 +45,13 @@ pub(crate) fn rows(spans: impl IntoIterator<Item = Span>) -> Vec<usize> {
         free_from[row] = end.max(start + 1);
         row
     };
-    spans.into_iter().map(row).collect()
+    intervals.into_iter().map(row).collect()
 }
 
 /// The sum of the amounts of all intervals that contain a moment, from each change on.
-pub(crate) fn levels(spans: impl IntoIterator<Item = (Span, u64)>) -> Vec<(u64, u64)> {
+pub(crate) fn levels(intervals: impl IntoIterator<Item = (Interval, u64)>) -> Vec<(u64, u64)> {
     let mut changes: Vec<(u64, i128)> = Vec::new();
-    for ((start, end), amount) in spans {
+    for ((start, end), amount) in intervals {
         changes.extend([(start, i128::from(amount)), (end, -i128::from(amount))]);
     }
     changes.sort_unstable_by_key(|(moment, _)| *moment);
@@ -89,7 +89,11 @@ pub(crate) fn downsample(levels: Vec<(u64, u64)>, count_max: usize) -> Vec<(u64,
 
 /// Divides `range` into equal parts and sums the amounts in each. An amount is spread evenly over the part of its
 /// interval that lies in the range.
-pub(crate) fn distribute(range: Span, parts: usize, amounts: impl IntoIterator<Item = (Span, u64)>) -> Vec<f64> {
+pub(crate) fn distribute(
+    range: Interval,
+    parts: usize,
+    amounts: impl IntoIterator<Item = (Interval, u64)>,
+) -> Vec<f64> {
     let mut summary = vec![0.0; parts];
     let width = (range.1.saturating_sub(range.0)) as f64 / parts as f64;
     if width <= 0.0 {
@@ -117,18 +121,18 @@ mod tests {
 
     use super::*;
 
-    fn some_spans() -> impl Strategy<Value = Vec<Span>> {
+    fn some_intervals() -> impl Strategy<Value = Vec<Interval>> {
         proptest::collection::vec((0..200_u64, 0..40_u64).prop_map(|(start, len)| (start, start + len)), 0..40)
     }
 
     /// Each unit of time by itself.
-    fn covered(spans: &[Span]) -> Vec<bool> {
-        (0..300).map(|at| spans.iter().any(|(start, end)| (*start..*end).contains(&at))).collect()
+    fn covered(intervals: &[Interval]) -> Vec<bool> {
+        (0..300).map(|at| intervals.iter().any(|(start, end)| (*start..*end).contains(&at))).collect()
     }
 
     proptest! {
         #[test]
-        fn unions_cover_the_same_time(a in some_spans(), b in some_spans()) {
+        fn unions_cover_the_same_time(a in some_intervals(), b in some_intervals()) {
             let (whole_a, whole_b) = (union(a.clone()), union(b.clone()));
             prop_assert_eq!(covered(&whole_a), covered(&a));
             prop_assert!(whole_a.windows(2).all(|pair| pair[0].1 < pair[1].0));
@@ -139,20 +143,20 @@ mod tests {
         }
 
         #[test]
-        fn rows_do_not_overlap_and_are_few(mut spans in some_spans()) {
-            spans.sort_unstable();
-            let rows = rows(spans.iter().copied());
-            for (index, (span, row)) in spans.iter().zip(&rows).enumerate() {
-                let mates = spans[..index].iter().zip(&rows).filter(|(_, other)| *other == row);
-                prop_assert!(mates.into_iter().all(|(mate, _)| mate.1.max(mate.0 + 1) <= span.0));
+        fn rows_do_not_overlap_and_are_few(mut intervals in some_intervals()) {
+            intervals.sort_unstable();
+            let rows = rows(intervals.iter().copied());
+            for (index, (interval, row)) in intervals.iter().zip(&rows).enumerate() {
+                let mates = intervals[..index].iter().zip(&rows).filter(|(_, other)| *other == row);
+                prop_assert!(mates.into_iter().all(|(mate, _)| mate.1.max(mate.0 + 1) <= interval.0));
             }
-            let deepest = (0..300_u64).map(|at| spans.iter().filter(|(start, end)| (*start..(*end).max(start + 1)).contains(&at)).count()).max();
+            let deepest = (0..300_u64).map(|at| intervals.iter().filter(|(start, end)| (*start..(*end).max(start + 1)).contains(&at)).count()).max();
             prop_assert_eq!(rows.iter().max().map_or(0, |row| row + 1), deepest.unwrap_or(0));
         }
 
         #[test]
-        fn levels_are_sums_of_amounts(spans in some_spans(), count_max in 2..50_usize) {
-            let weighted: Vec<_> = spans.iter().enumerate().map(|(index, span)| (*span, index as u64 + 1)).collect();
+        fn levels_are_sums_of_amounts(intervals in some_intervals(), count_max in 2..50_usize) {
+            let weighted: Vec<_> = intervals.iter().copied().zip(1..).collect();
             let levels = levels(weighted.iter().copied());
             for (moment, level) in &levels {
                 let expected: u64 = weighted.iter().filter(|((start, end), _)| (*start..*end).contains(moment)).map(|(_, amount)| amount).sum();
@@ -167,10 +171,10 @@ mod tests {
         }
 
         #[test]
-        fn distributing_loses_nothing(spans in some_spans(), parts in 1..30_usize) {
-            let weighted: Vec<_> = spans.iter().map(|span| (*span, 1000)).collect();
+        fn distributing_loses_nothing(intervals in some_intervals(), parts in 1..30_usize) {
+            let weighted: Vec<_> = intervals.iter().map(|interval| (*interval, 1000)).collect();
             let sum: f64 = distribute((0, 240), parts, weighted.iter().copied()).iter().sum();
-            prop_assert!((sum - 1000.0 * spans.len() as f64).abs() < 1e-6 * sum.max(1.0), "{sum}");
+            prop_assert!((sum - 1000.0 * intervals.len() as f64).abs() < 1e-6 * sum.max(1.0), "{sum}");
         }
     }
 }

@@ -13,14 +13,14 @@ use crate::op::Errno;
 pub(super) const WAKE_DATA: u64 = u64::MAX;
 
 /// The poll, and the wakes that it has announced.
-pub(super) struct Waker {
+pub(super) struct WakePoll {
     pub(super) wakes: ReceivedWakes,
     armed: bool,
     /// One poll for many wakes. Off on kernels before 5.13.
     multishot: bool,
 }
 
-impl Waker {
+impl WakePoll {
     pub(super) fn new() -> Result<Self> {
         Ok(Self { wakes: ReceivedWakes::new()?, armed: false, multishot: true })
     }

@@ -13,7 +13,7 @@ pub(super) const WAKE_DATA: u64 = u64::MAX;
 const CHECK_INTERVAL_NS: libc::c_long = 1_000_000;
 
 /// The poll, and the wakes that it has announced.
-pub(super) struct Waker {
+pub(super) struct WakePoll {
     pub(super) wakes: ReceivedWakes,
     /// Boxed to keep its address while the kernel has it: `io_cancel` identifies the block by its address.
     block: Box<ControlBlock>,
@@ -22,7 +22,7 @@ pub(super) struct Waker {
     supported: bool,
 }
 
-impl Waker {
+impl WakePoll {
     pub(super) fn new() -> Result<Self> {
         let wakes = ReceivedWakes::new()?;
         let block = Box::new(ControlBlock::poll(wakes.event().raw_fd()).carrying(WAKE_DATA));
@@ -36,7 +36,7 @@ impl Waker {
         }
         let mut block = [std::ptr::from_mut(&mut *self.block)];
         // SAFETY: the block is valid, and a poll touches no memory. The block is boxed, and the backend destroys the
-        // queue before it drops this waker.
+        // queue before it drops this poll.
         match unsafe { context.submit(&mut block) } {
             Ok(taken) => self.armed = taken == 1,
             // No room now, or a signal. The next reap tries again.
