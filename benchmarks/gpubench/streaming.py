@@ -34,8 +34,8 @@ _MEMORY_PART = 3
 class Generator(ToolBase, ABC):
     """One way to open a model for generation."""
 
-    #: Whether it reads through the page cache. The files are then dropped from it before each token.
-    is_cached: ClassVar[bool] = False
+    #: Whether the files are dropped from the page cache before each token.
+    starts_cold: ClassVar[bool] = True
     model: Any = None
 
     @abstractmethod
@@ -93,7 +93,6 @@ class Accelerate(Generator):
     """``from_pretrained`` with a device map: as many layers on the GPU as fit, the others on disk."""
 
     name = "accelerate, disk offload"
-    is_cached = True
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -150,7 +149,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
         for file in files:
             make_cold(file, row)
         before = one.bytes_read()
-        sample, tokens = _generate(one, place, prompt, nbytes, files if one.is_cached else [])
+        sample, tokens = _generate(one, place, prompt, nbytes, files if one.starts_cold else [])
         if not torch.equal(tokens, expected):
             raise Mismatch(f"{one.name} generates other tokens than the model in memory")
         speeds = {"tokens_per_s": _BATCH * _NEW_TOKENS / sample.wall_s}

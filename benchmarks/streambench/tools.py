@@ -53,8 +53,9 @@ class Tool:
 
     name = ""
     group: Group = "orientation"
-    #: Reads through the page cache. The model's files are dropped from it before each step.
-    is_cached = False
+    #: The model's files are dropped from the page cache before each step: a larger model would not stay there, and
+    #: deepnvme would find there what other tools have read.
+    starts_cold = True
     #: Its process ends with its turn. Otherwise it would keep mapped pages of the model's files, which cannot be
     #: dropped, or memory for the whole model, which the page cache of other tools may need.
     ends_with_turn = False
@@ -161,15 +162,15 @@ class Accelerate(Tool):
         name: of the tool.
         keeps_layers: keep as many layers as fit beside the largest module. Otherwise ``"auto"`` fills memory from
             the first module on, and so with embeddings, of which a step needs a few rows.
-        is_cached: drop the files from the page cache before each step.
+        starts_cold: drop the files from the page cache before each step.
     """
 
     ends_with_turn = True
 
-    def __init__(self, name: str, *, keeps_layers: bool, is_cached: bool) -> None:
+    def __init__(self, name: str, *, keeps_layers: bool, starts_cold: bool) -> None:
         self.name = name
-        self.is_cached = is_cached
-        self.group = "accelerate" if is_cached else "orientation"
+        self.starts_cold = starts_cold
+        self.group = "accelerate" if starts_cold else "orientation"
         self._keeps_layers = keeps_layers
 
     def open(self, setting: Setting) -> Any:
@@ -297,9 +298,9 @@ def all_tools() -> Iterator[Tool]:
     yield Deepnvme()
     yield DeepnvmePacked("deepnvme, packed", "lossless")
     yield DeepnvmePacked("deepnvme, int8", "int8")
-    yield Accelerate("accelerate, auto", keeps_layers=False, is_cached=True)
-    yield Accelerate("accelerate, layers kept", keeps_layers=True, is_cached=True)
-    yield Accelerate("accelerate, page cache kept", keeps_layers=True, is_cached=False)
+    yield Accelerate("accelerate, auto", keeps_layers=False, starts_cold=True)
+    yield Accelerate("accelerate, layers kept", keeps_layers=True, starts_cold=True)
+    yield Accelerate("accelerate, page cache kept", keeps_layers=True, starts_cold=False)
     # As few buffers as it runs with, and as many as its own example has.
     yield ZeroInference(2)
     yield ZeroInference(5)

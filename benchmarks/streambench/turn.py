@@ -81,7 +81,7 @@ class Watch:
 
     Args:
         model: calls are counted from now on.
-        files: dropped from the page cache before each call; none for a tool that does not read through it.
+        files: dropped from the page cache before each call; none to leave it as it is.
     """
 
     def __init__(self, model: Any, files: list[Path]) -> None:

@@ -129,7 +129,7 @@ class _Serving:
         generator = torch.Generator().manual_seed(job.seed)
         shape = (job.batch, job.prompt_tokens)
         ids = torch.randint(0, self._model.config.vocab_size, shape, generator=generator)
-        files = _files(self._setting) if one.is_cached else []
+        files = _files(self._setting) if one.starts_cold else []
         turn, generated = take(self._model, ids, job.new_tokens, files, self._start_bytes)
         limit = one.roofline(ids) if job != _OPEN else {}
         if limit and turn.step_bytes < _COLD_SHARE * limit["bytes"]:
