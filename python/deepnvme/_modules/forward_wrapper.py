@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
 
 def wrap_forward(
-    module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]], method: str = "forward"
-) -> Callable[[], None]:
+    module: nn.Module,
+    around: Callable[[Callable[..., Any]], Callable[..., Any]],
+    undo: list[Callable[[], object]],
+    method: str = "forward",
+) -> None:
     """Replace a module's ``forward`` by ``around(forward)``.
 
     Hooks would not do: after Ctrl-C PyTorch skips the hook behind, and calls it even if the one in front failed.
@@ -25,11 +28,9 @@ def wrap_forward(
     Args:
         module: the module.
         around: makes the replacement.
+        undo: gets a function that undoes it, before it is done: an interrupt may come at any moment.
         method: the method to replace. ``torch.compile`` leaves it out of its graphs: it would record the weights of
             the moment.
-
-    Returns:
-        A function that undoes it.
     """
     own = module.__dict__.get(method)
     forward = getattr(module, method)
@@ -40,7 +41,6 @@ def wrap_forward(
         return untraced(inner, *args, **kwargs)
 
     wrapped._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
-    setattr(module, method, wrapped)
 
     def unwrap() -> None:
         nonlocal inner
@@ -52,10 +52,13 @@ def wrap_forward(
         else:
             setattr(module, method, own)
 
-    return unwrap
+    undo.append(unwrap)
+    setattr(module, method, wrapped)
 
 
-def wrap_call(module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+def wrap_call(
+    module: nn.Module, around: Callable[[Callable[..., Any]], Callable[..., Any]], undo: list[Callable[[], object]]
+) -> None:
     """Replace a module's call, with its hooks, and its ``forward`` if it is called directly.
 
     Hooks that make a weight before ``forward``, as those of pruning and ``weight_norm`` do, also run inside.
@@ -63,9 +66,7 @@ def wrap_call(module: nn.Module, around: Callable[[Callable[..., Any]], Callable
     Args:
         module: the module.
         around: makes the replacement. It surrounds a call once in each thread.
-
-    Returns:
-        A function that undoes it.
+        undo: as for ``wrap_forward``.
     """
     # By thread. Changed without calls, so that Ctrl-C cannot come in between.
     inside: dict[int, bool] = {}
@@ -85,13 +86,8 @@ def wrap_call(module: nn.Module, around: Callable[[Callable[..., Any]], Callable
 
         return run
 
-    undo = [wrap_forward(module, around_once, method) for method in ("forward", "_call_impl")]
-
-    def unwrap() -> None:
-        for one in reversed(undo):
-            one()
-
-    return unwrap
+    for method in ("forward", "_call_impl"):
+        wrap_forward(module, around_once, undo, method)
 
 
 # `_call` without tracing, once it was needed: making it imports torch._dynamo, which takes seconds.

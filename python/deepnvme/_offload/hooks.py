@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from torch.utils.hooks import RemovableHandle
 
 from deepnvme._modules.forward_wrapper import untraced
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
     from collections.abc import Callable
 
     import torch
@@ -39,6 +42,20 @@ class StepGuard:
         check = self._check()
         if check is not None:
             check(optimizer)
+
+
+def add_hook(
+    hooks: dict[int, Any], hook: Callable[..., Any], undo: list[Callable[[], object]], *, first: bool = False
+) -> None:
+    """Register a hook, as torch's ``register_...`` functions do.
+
+    ``undo`` gets the function that removes it before it is there: an interrupt may come at any moment.
+    """
+    handle = RemovableHandle(hooks)
+    undo.append(handle.remove)
+    hooks[handle.id] = hook
+    if first:
+        cast("OrderedDict[int, Any]", hooks).move_to_end(handle.id, last=False)
 
 
 def copy_error() -> TypeError:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
@@ -17,7 +17,7 @@ from deepnvme._modules.placeholder import is_on_disk
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
-from deepnvme._offload.hooks import StepGuard, UntracedHook, copy_error
+from deepnvme._offload.hooks import StepGuard, UntracedHook, add_hook, copy_error
 from deepnvme._offload.passes import BlockRunner
 from deepnvme._offload.residence import Residence
 from deepnvme._offload.saving import ShardSaver
@@ -76,14 +76,13 @@ class ParameterOffload:
         """Move the parameters to disk. ``close`` undoes it, also after an error or an interrupt at any point."""
         for group in self._groups:
             self._residence.offload(group)
-        self._undo.extend(wrap_call(block.module, self._runner.wrapper_for(block)) for block in self._blocks)
-        self._undo.append(wrap_forward(model, self._checked_conversion, "_apply"))
-        hooks = [
-            model.register_forward_pre_hook(UntracedHook(self._begin_step)),
-            *fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling),
-            register_optimizer_step_pre_hook(StepGuard(self._check_step)),
-        ]
-        self._undo.extend(hook.remove for hook in hooks)
+        for block in self._blocks:
+            wrap_call(block.module, self._runner.wrapper_for(block), self._undo)
+        wrap_forward(model, self._checked_conversion, self._undo, "_apply")
+        pre_hooks: Any = model._forward_pre_hooks  # noqa: SLF001
+        add_hook(pre_hooks, UntracedHook(self._begin_step), self._undo)
+        fill_state_dicts(model, self._residence, self._group_of, lambda: self._is_filling, self._undo)
+        add_hook(_global_optimizer_pre_hooks, StepGuard(self._check_step), self._undo)
 
     @property
     def parameter_bytes(self) -> int:
@@ -330,7 +329,8 @@ class ParameterOffload:
             self._runner.end_all()
             for group in self._groups:
                 self._residence.restore(group)
-            for undo in self._undo:
+            # The last first: wrappers surround those that were there before.
+            for undo in reversed(self._undo):
                 undo()
             for stepper in self._attached():
                 stepper.close()

@@ -290,6 +290,8 @@ class Residence:
             copies = [member.view(memory).clone() for member in group.members]
             with self._lock:
                 self._refuse_use(group)
+                # From here on not all are placeholders, if an interrupt comes.
+                self._offloaded.discard(group)
                 for member, copy in zip(group.members, copies, strict=True):
                     self._placeholders[member].remove(copy)
                     for attribute in (ON_DISK_STRIDE, ON_DISK_NAME):

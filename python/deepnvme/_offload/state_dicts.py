@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
+
+from deepnvme._offload.hooks import add_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     import torch
     from torch import nn
-    from torch.utils.hooks import RemovableHandle
 
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.residence import Residence
@@ -22,7 +24,8 @@ def fill_state_dicts(
     residence: Residence,
     group_of: Mapping[int, ParameterGroup],
     is_filling: Callable[[], bool],
-) -> list[RemovableHandle]:
+    undo: list[Callable[[], object]],
+) -> None:
     """Make ``state_dict`` of the model, and of each module in it, return copies of the parameters on disk.
 
     Args:
@@ -30,9 +33,7 @@ def fill_state_dicts(
         residence: holds the groups.
         group_of: the group of each parameter on disk, by its ``id``.
         is_filling: whether state dicts are filled now.
-
-    Returns:
-        Handles that undo it.
+        undo: gets the functions that undo it.
     """
     copies = _Copies(residence)
 
@@ -44,16 +45,14 @@ def fill_state_dicts(
             if parameter is not None and group is not None and prefix + name in state:
                 state[prefix + name] = copies.take(state, group, parameter)
 
-    handles = []
     for module in model.modules():
         if any(id(parameter) in group_of for parameter in module._parameters.values()):  # noqa: SLF001
-            # It sets an attribute on the hook, so each module gets a function of its own.
-            handle = module.register_state_dict_post_hook(lambda *arguments: fill(*arguments))  # type: ignore[no-untyped-call]  # noqa: PLW0108
+            # `register_state_dict_post_hook` marks the hook in the same way.
+            hook = functools.partial(fill)
+            hook._from_public_api = True  # type: ignore[attr-defined]  # noqa: SLF001
             # Hooks that were there before may rename, convert or compute with what they find.
             hooks: Any = module._state_dict_hooks  # noqa: SLF001
-            hooks.move_to_end(handle.id, last=False)
-            handles.append(handle)
-    return handles
+            add_hook(hooks, hook, undo, first=True)
 
 
 @contextmanager

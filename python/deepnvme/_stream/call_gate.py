@@ -37,7 +37,7 @@ class CallGate:
         self._running: dict[object, int] = {}
         # Reentrant, because a signal handler may close the model.
         self._changed = threading.Condition(threading.RLock())
-        self._unwraps: list[tuple[nn.Module, Callable[[], None]]] = []
+        self._unwraps: list[tuple[nn.Module, list[Callable[[], object]]]] = []
         self._restore: Callable[[], None] | None = None
         self.is_closed = False
         """Whether :meth:`stop` was called. From then on calls raise."""
@@ -51,15 +51,17 @@ class CallGate:
         method: str = "forward",
     ) -> None:
         """Replace a method by ``around(method)``, and count its calls."""
-        unwrap = wrap_forward(module, lambda inner: self._counted(around(inner), inner), method)
-        self._unwraps.append((module, unwrap))
+        undo: list[Callable[[], object]] = []
+        self._unwraps.append((module, undo))
+        wrap_forward(module, lambda inner: self._counted(around(inner), inner), undo, method)
 
     def unwrap(self, *, keep: nn.Module | None = None) -> None:
         """Restore all methods, except those of one module."""
         # A method that was wrapped twice is restored from the outside.
-        for module, unwrap in reversed(self._unwraps):
+        for module, undo in reversed(self._unwraps):
             if module is not keep:
-                unwrap()
+                for unwrap in undo:
+                    unwrap()
         if keep is None:
             # They refer to the caches, whose memory is freed now.
             self._unwraps = []

@@ -88,6 +88,8 @@ class SwappedGradients:
     def close(self) -> None:
         """Take no more gradients. The parameters lose those that were taken: their ``.grad`` becomes ``None``."""
         self._remove_hooks()
+        # If an interrupt has stopped the first call, it does nothing the second time.
+        _remove_all(self._hooks)
         for param in self._watched:
             grad = param.grad
             if isinstance(grad, SwappedGradient) and grad.is_held_by(self):
@@ -148,10 +150,12 @@ class SwappedGradients:
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
         """Read a gradient in the shape of its parameter, and the memory order in which it is kept."""
-        order = self._layout.order(param)
+        order, locations = self._layout.order(param), self._layout.locations(param)  # type: ignore[arg-type]
         count = param.numel() if order is None else math.prod(order.shape)
-        values = torch.empty(count, dtype=param.dtype)
-        for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
+        # The dtype that the parameter had when it was written.
+        dtype = next((placement.grad_dtype for _, placement in locations), param.dtype)
+        values = torch.empty(count, dtype=dtype)
+        for group, placement in locations:
             self._swapper.read(
                 group.grad_key, placement.grad_offset, values[placement.piece.begin : placement.piece.end]
             )
@@ -320,8 +324,10 @@ def _change_error(what: str) -> UnsupportedError:
 
 
 def _remove_all(hooks: list[RemovableHandle]) -> None:
+    # An interrupt may come at any moment.
     while hooks:
-        hooks.pop().remove()
+        hooks[-1].remove()
+        hooks.pop()
 
 
 def in_order(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,8 @@ class Placement:
     piece: ParameterSlice
     offset: int
     grad_offset: int
+    # Its parameter may get another one.
+    grad_dtype: torch.dtype
     # Given initial state; ``None`` once it has been written, or if none was given.
     initial_values: Mapping[str, torch.Tensor] | None = None
     # The sum of squares of its gradient, and whether all elements are finite, if it has a gradient.
@@ -46,8 +48,8 @@ class Placement:
 
     def gradient(self, memory: torch.Tensor) -> torch.Tensor:
         """View its gradient in the memory of the group's gradients."""
-        dtype = self.piece.param.dtype
-        return memory[self.grad_offset : self.grad_offset + self.piece.count * dtype.itemsize].view(dtype)
+        end = self.grad_offset + self.piece.count * self.grad_dtype.itemsize
+        return memory[self.grad_offset : end].view(self.grad_dtype)
 
 
 @dataclass(eq=False)
@@ -99,6 +101,15 @@ class StateLayout:
         """Return the memory order in which state and gradient of a parameter are kept; ``None`` if it has no place."""
         return self._orders.get(cast("torch.nn.Parameter", param))
 
+    def is_as_placed(self, param: torch.nn.Parameter) -> bool:
+        """Whether a parameter still has the memory order, and with gradients the dtype, for which it got its place."""
+        order = self._orders.get(param)
+        if order is None:
+            return True
+        placements = self._locations.get(param, ())
+        has_dtype = not self._with_gradients or all(one.grad_dtype == param.dtype for _, one in placements)
+        return order == order_of(param) and has_dtype
+
     def locations(self, param: torch.nn.Parameter) -> Sequence[tuple[StateGroup, Placement]]:
         """Return the group and placement of each part of a parameter, in element order."""
         return self._locations.get(param, ())
@@ -123,7 +134,7 @@ class StateLayout:
             piece = ParameterSlice(param, begin, min(begin + step, param.numel()), kinds)
             state_bytes, grad_bytes = self._bytes(param, kinds, piece.count)
             group = self._group_for(state_bytes + grad_bytes)
-            placement = Placement(piece, group.nbytes, group.grad_nbytes)
+            placement = Placement(piece, group.nbytes, group.grad_nbytes, param.dtype)
             group.nbytes += state_bytes
             group.grad_nbytes += grad_bytes
             locations.append((group, placement))

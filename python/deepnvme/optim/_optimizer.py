@@ -92,9 +92,7 @@ class OptimizerBase(torch.optim.Optimizer):
         self._max_norm: float | None = options["max_norm"]
         self._error_if_nonfinite: bool = options["error_if_nonfinite"]
         self._format = FORMATS[options["moments"]]
-        # Index of each parameter's first element among all. Seeds the rounding noise.
-        self._first_indices: dict[torch.nn.Parameter, int] = {}
-        # Number and first index of each parameter.
+        # The number of each parameter, and the index of its first element among all, which seeds the rounding noise.
         self._places: dict[torch.nn.Parameter, tuple[int, int]] = {}
         self._assign_indices()
         self._plans = StepPlans()
@@ -170,7 +168,7 @@ class OptimizerBase(torch.optim.Optimizer):
             param_group: a dict with ``"params"`` and settings that differ from the defaults.
         """
         super().add_param_group(param_group)
-        if not hasattr(self, "_first_indices"):
+        if not hasattr(self, "_places"):
             return
         self._assign_indices()
         store = self._store
@@ -178,11 +176,10 @@ class OptimizerBase(torch.optim.Optimizer):
             self._watch(store)  # type: ignore[arg-type]
 
     def _assign_indices(self) -> None:
-        place = sum(param.numel() for param in self._first_indices)
+        place = max((first + param.numel() for param, (_, first) in self._places.items()), default=0)
         for group in self.param_groups:
             for param in group["params"]:
-                if param not in self._first_indices:
-                    self._first_indices[param] = place
+                if param not in self._places:
                     self._places[param] = len(self._places), place
                     place += param.numel()
 
@@ -238,7 +235,8 @@ class OptimizerBase(torch.optim.Optimizer):
         if isinstance(self._store, SwapStore):
             self._store.close()
             while self._detach:
-                self._detach.pop()()
+                self._detach[-1]()
+                self._detach.pop()
 
     def check_open(self) -> None:
         """Raise ``ClosedError`` if the optimizer was closed, or belongs to the parent process."""

@@ -40,6 +40,8 @@ class Plan:
     prepared: list[set[int]]
     # For state on disk: each batch of each param group, and its first slice. `None` if the group has no state.
     batches: list[list[tuple[StateGroup | None, ParameterSlice | None]]]
+    # The generation of places that the batches of each param group are of. `None` before they are known.
+    placed: list[int | None]
 
 
 @dataclass(eq=False)
@@ -72,7 +74,9 @@ class StepPlans:
             if len(self._plans) >= _PLANS_MAX:
                 self._plans.clear()
             self.made += 1
-            plan = Plan(make(), kinds, generation, [set() for _ in params], [[] for _ in params])
+            plan = Plan(
+                make(), kinds, generation, [set() for _ in params], [[] for _ in params], [None for _ in params]
+            )
             self._plans[key] = plan
         return plan
 

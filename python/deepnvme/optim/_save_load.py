@@ -33,12 +33,19 @@ def save(
     resolved = _resolve_shards(optimizer, shards)
     for param in resolved:
         store.follow(param)
-    groups = [group for group in store.layout.groups() if group.nbytes and _placements_with_state(store, group)]
+    # A param group that was removed leaves its state in the store.
+    groups = [
+        group
+        for group in store.layout.groups()
+        if group.nbytes and any(one.piece.param in resolved for one in _placements_with_state(store, group))
+    ]
     extents, begins, at = [], [], 0
     for group in groups:
         store.prepare(group)
         begins.append(at)
         for placement in _placements_with_state(store, group):
+            if placement.piece.param not in resolved:
+                continue
             name, first = resolved[placement.piece.param]
             extents += [
                 StateExtent(

@@ -124,6 +124,11 @@ class MemoryStore:
         for kind in kinds:
             given = state.get(kind.name)
             if given is not None:
+                if kind.format.has_scales and given.dtype == kind.format.dtype and not _has_order_of(param, given):
+                    # A scale is of a block of neighbours in memory.
+                    values = torch.empty(param.numel())
+                    decode(_state_data(state, kind), values, kind)
+                    given = values.as_strided(given.shape, given.stride())
                 given = with_strides_of(param, given)
             elif kind.name == MASTER:
                 given = param.detach().float()
@@ -132,12 +137,14 @@ class MemoryStore:
             scales = kind.name + _SCALES
             if kind.format.has_scales and scales not in state:
                 state[scales] = torch.zeros(-(-param.numel() // BLOCK))
-            kept = given
+            new = {kind.name: given}
             if given.dtype != kind.format.dtype:
-                kept = empty_as(param, kind.format.dtype)
-                encode((flat(kept), state[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
-            # The given state is replaced only once it is completely converted.
-            state[kind.name] = kept
+                kept = new[kind.name] = empty_as(param, kind.format.dtype)
+                if kind.format.has_scales:
+                    new[scales] = torch.zeros_like(state[scales])
+                encode((flat(kept), new[scales]) if kind.format.has_scales else flat(kept), flat(given).float(), kind)
+            # The given state is replaced only once it is completely converted, and at once.
+            state.update(new)
         if any(kind.format.dtype != torch.float32 for kind in kinds):
             self._short_kinds[param] = kinds
 
@@ -186,10 +193,12 @@ def without_scales(state: dict[str, Any]) -> dict[str, Any]:
 
 def with_strides_of(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     """Return state in the memory order of its parameter. Saved state may have another order."""
+    return state if _has_order_of(param, state) else empty_as(param, state.dtype).copy_(state)
+
+
+def _has_order_of(param: torch.Tensor, state: torch.Tensor) -> bool:
     stride = stride_of(param)
-    if state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape)):
-        return state
-    return empty_as(param, state.dtype).copy_(state)
+    return state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape))
 
 
 def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

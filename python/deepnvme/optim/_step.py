@@ -180,13 +180,20 @@ class SteppingOptimizer(OptimizerBase):
         plan, noted, store = gathered.plan, gathered.noted, cast("SwapStore", self._store)
         left: dict[int, None] = {}
         stale = noted.stale(index)
+        # Whether nobody else has moved state since the plan was found valid. Members that no plan knows have.
+        is_current = plan.generation == store.generation
         if stale:
             self._prepare_members(index, group, stale, gathered, progress)
             left = dict.fromkeys(noted.stale(index))
+        if plan.placed[index] != store.generation:
+            # Another param group may have moved state of this one's groups. An interrupt may come before the last line.
+            plan.placed[index] = None
             groups, placements = store.batches_of(group["params"], sorted(plan.prepared[index]))
             plan.native.set_batches(index, placements)
             plan.batches[index] = groups
-            plan.generation = store.generation
+            plan.placed[index] = store.generation
+            if is_current:
+                plan.generation = store.generation
         for number, (state_group, first) in enumerate(plan.batches[index]):
             if not noted.is_due(index, number, progress.record):
                 continue
@@ -208,8 +215,10 @@ class SteppingOptimizer(OptimizerBase):
             None if self.counts_steps else self._next_count(params[member], self.state[params[member]])
             for member in members
         ]
-        gathered.plan.native.prepare(index, members, counts)
+        # The places of all prepared members are looked up, so that none is left out if an interrupt comes in between.
+        gathered.plan.placed[index] = None
         gathered.plan.prepared[index].update(members)
+        gathered.plan.native.prepare(index, members, counts)
         gathered.noted.refresh(self.state)
 
     def _change_odd(
@@ -344,7 +353,7 @@ class SteppingOptimizer(OptimizerBase):
         algorithm, settings = self._algorithm(group)
         moments = self._moments(group)
         for given in self._store.batches(pieces):
-            batch = [piece for piece in given if self._first_indices[piece.param] + piece.begin not in progress.record]
+            batch = [piece for piece in given if self._places[piece.param][1] + piece.begin not in progress.record]
             if not batch:
                 continue
             with self._store.lease(batch) as leases:
@@ -355,7 +364,7 @@ class SteppingOptimizer(OptimizerBase):
                     own = lease.grad if isinstance(grad, SwappedGradient) else grad[piece.begin : piece.end]
                     kept = [lease.state[name] for name in moments]
                     master = lease.state.get(MASTER)
-                    at = self._first_indices[piece.param] + piece.begin
+                    at = self._places[piece.param][1] + piece.begin
                     if master is None:
                         parts.append((weights, own, kept, None, at))
                     else:

@@ -14,7 +14,7 @@ from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import StateLayout
-from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, order_of, with_strides_of
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, with_strides_of
 
 if TYPE_CHECKING:
     import os
@@ -91,7 +91,7 @@ class SwapStore:
     def initialise(self, param: torch.nn.Parameter, state: dict[str, Any], kinds: tuple[StateKind, ...]) -> None:
         """Take over the given state, and initialise the rest. Master weights are copied from the parameter."""
         # Ctrl-C may come between any two calls, so state is removed only once it is stored elsewhere.
-        is_new = param in self._moving or self.layout.kinds(param) != kinds or not self._is_in_order(param)
+        is_new = param in self._moving or self.layout.kinds(param) != kinds or not self.layout.is_as_placed(param)
         taken = {kind.name: state[kind.name] for kind in kinds if state.get(kind.name) is not None}
         if not is_new and not taken and param in self._with_state:
             return
@@ -113,9 +113,9 @@ class SwapStore:
                 self.prepare(group)
 
     def follow(self, param: torch.nn.Parameter) -> None:
-        """Keep state and gradient of a parameter in its memory order, after that changed."""
+        """Keep state and gradient of a parameter in its memory order, and the gradient in its dtype, after a change."""
         kinds = self.layout.kinds(param)
-        if kinds is None or self._is_in_order(param):
+        if kinds is None or self.layout.is_as_placed(param):
             return
         if param in self._with_state:
             self.initialise(param, {}, kinds)
@@ -123,10 +123,6 @@ class SwapStore:
             self.generation += 1
             self._move(param, kinds)
             self._moving.pop(param, None)
-
-    def _is_in_order(self, param: torch.nn.Parameter) -> bool:
-        order = self.layout.order(param)
-        return order is None or order == order_of(param)
 
     def _move(self, param: torch.nn.Parameter, kinds: tuple[StateKind, ...]) -> dict[str, torch.Tensor]:
         """Move a parameter to a place for other kinds of state or another memory order. Return its state, flat."""

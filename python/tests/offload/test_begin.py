@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import deepnvme
 
@@ -46,7 +48,7 @@ def test_an_interrupt_loses_no_weight(tmp_path: Path, interrupted: Any, make: An
             begin()
         getattr(made, name).close()
     assert points.count > POINTS
-    stopped = 0
+    stopped, hooks = 0, len(_global_optimizer_pre_hooks)
     # Each of the last points, and some of those before.
     chosen = {*range(1, points.count, max(points.count // POINTS, 1)), *range(points.count - 80, points.count + 1)}
     for point in sorted(chosen):
@@ -59,18 +61,42 @@ def test_an_interrupt_loses_no_weight(tmp_path: Path, interrupted: Any, make: An
         control = getattr(made, name, None)
         if control is not None:
             control.close()
+            delattr(made, name)
         where = f"interrupted at point {point} of {points.count}"
         for key, value in made.named_parameters():
             assert type(value) is nn.Parameter, f"{key}: {where}"
             assert torch.equal(value, expected[key]), f"{key}: {where}"
         assert torch.equal(made(INPUT), model()(INPUT)), where
         made.load_state_dict(expected)
+        # No hook or wrapper stays behind.
+        assert copy.deepcopy(made).bfloat16()[0].weight.dtype == torch.bfloat16, where
+        assert len(_global_optimizer_pre_hooks) == hooks, where
         if control is None:
             # It can begin again.
             begin()
             getattr(made, name).close()
             assert torch.equal(made(INPUT), model()(INPUT)), where
     assert stopped > POINTS // 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupted_close_is_repeated(tmp_path: Path, interrupted: Any) -> None:
+    expected = {key: value.clone() for key, value in model().state_dict().items()}
+    made, begin = offload(tmp_path)
+    begin()
+    with interrupted() as points:
+        made.offloading.close()  # type: ignore[operator,union-attr]
+    for point in range(1, points.count + 1):
+        made, begin = offload(tmp_path)
+        begin()
+        try:
+            with interrupted(point):
+                made.offloading.close()  # type: ignore[operator,union-attr]
+        except KeyboardInterrupt:
+            made.offloading.close()  # type: ignore[operator,union-attr]
+        for key, value in made.named_parameters():
+            assert torch.equal(value, expected[key]), f"{key}: interrupted at point {point} of {points.count}"
+        copy.deepcopy(made.to(torch.bfloat16).state_dict())
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, file_systems: Any) -> None:

@@ -243,3 +243,83 @@ def test_ctrl_c_while_state_follows_loses_nothing(tmp_path: Path, interrupted: A
         assert_same_state(optimizer, reference)
         optimizer.close()
     assert stopped > 60
+
+
+def test_several_param_groups_follow_new_orders(tmp_path: Path) -> None:
+    """State that leaves a place for another one may leave a group of places empty, which is then deleted."""
+    for history in range(20):
+        torch.manual_seed(history)
+        shapes = [(33, 65), (64, 9), (128, 300), (37, 3)]
+        params = [nn.Parameter(torch.randn(shape)) for shape in shapes]
+        expected = [nn.Parameter(param.detach().clone()) for param in params]
+        ours = optim.SGD(
+            [{"params": [param]} for param in params], lr=0.1, momentum=0.9, swap_dir=tmp_path, memory="1MB"
+        )
+        theirs = torch.optim.SGD(expected, lr=0.1, momentum=0.9)
+        for _ in range(8):
+            chosen = torch.rand(len(params)) < 0.6
+            for param, other, has_gradient in zip(params, expected, chosen, strict=True):
+                other.grad = torch.randn(other.shape) if has_gradient else None
+                param.grad = None if other.grad is None else other.grad.clone()
+            ours.step()
+            theirs.step()
+            assert_same(params, expected)
+            for param in params:
+                if torch.rand(()) < 0.4:
+                    param.data = transposed(param.data) if param.is_contiguous() else row_major(param.data)
+        ours.state_dict()
+        ours.close()
+
+
+def test_moments_of_8_bits_in_memory_keep_their_scales() -> None:
+    torch.manual_seed(0)
+    scale = torch.logspace(-4, 2, 64).view(64, 1, 1, 1) * torch.logspace(-2, 2, 16).view(16, 1, 1)
+    param = nn.Parameter(torch.randn(64, 16, 3, 3))
+    optimizer = optim.AdamW([param], lr=1e-3, weight_decay=0, moments="8bit")
+    param.grad = torch.randn(param.shape) * scale
+    optimizer.step()
+    before = optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    param.data = channels_last(param.data)
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    after = optimizer.state_dict()["state"][0]["exp_avg"]
+    ratios = (after / (0.9 * before))[before != 0]
+    # Values that are small among their new neighbours lose digits. The others stay.
+    assert 0.8 < ratios.quantile(0.05) < ratios.quantile(0.95) < 1.25
+
+
+@pytest.mark.parametrize("then", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("first", [torch.float32, torch.bfloat16, torch.float16])
+def test_gradients_on_disk_follow_a_new_dtype(tmp_path: Path, first: torch.dtype, then: torch.dtype) -> None:
+    results = []
+    for swap_gradients in (False, True):
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).to(first)
+        optimizer = optim.SGD(
+            network.parameters(), lr=0.1, momentum=0.9, swap_dir=tmp_path, memory="1MB", swap_gradients=swap_gradients
+        )
+        data = torch.randn(4, 64)
+        for has_changed in (False, True):
+            network(data.to(then if has_changed else first)).float().square().mean().backward()
+            if not has_changed:
+                network.to(then)
+                optimizer.step()
+                optimizer.zero_grad()
+        optimizer.step()
+        results.append([param.detach().float() for param in network.parameters()])
+        optimizer.close()
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_state_of_a_removed_param_group_is_not_saved(tmp_path: Path) -> None:
+    params = [nn.Parameter(torch.randn(30)), nn.Parameter(torch.randn(50))]
+    optimizer = optim.AdamW([{"params": [param]} for param in params], swap_dir=tmp_path, memory="1MB")
+    set_gradients(params, 1)
+    optimizer.step()
+    optimizer.param_groups.pop(1)
+    optimizer.state.pop(params[1])
+    optimizer.save_state(tmp_path / "state.safetensors")
+    other = optim.AdamW([nn.Parameter(params[0].detach().clone())], swap_dir=tmp_path, memory="1MB")
+    other.load_state(tmp_path / "state.safetensors")
+    assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
