@@ -185,7 +185,12 @@ class ParameterOffload:
             on_begin=self._runner.end_failed,
             on_end=self._runner.end_step,
         )
-        self._steppers.append(weakref.ref(stepper))
+        try:
+            self._steppers.append(weakref.ref(stepper))
+            stepper.begin(optimizer)
+        except BaseException:
+            stepper.close()
+            raise
 
     def _attached(self) -> Iterator[OptimizerStepper]:
         for known in self._steppers:

@@ -89,19 +89,23 @@ class OptimizerStepper:
         self._attempted: set[ParameterGroup] = set()
         # A change during the backward pass failed. `step` tries again and raises the error.
         self._has_failed = False
+        # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
+        self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, None)
+        self._original_step = optimizer.step
+        # The step that another object has set, such as a learning-rate scheduler; `None` for that of the class.
+        self._own_step = optimizer.__dict__.get("step")
+        self._step_method: Any = None
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """Replace the optimizer's ``step``. ``close`` undoes it, also half of it."""
         self._replace_step(optimizer)
-        if in_backward:
-            # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
-            self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, None)
+        if self._in_backward:
             setattr(optimizer, _SUPPORTS_SCALING, True)
             self._watch()
         if hasattr(optimizer, "detach_on_close"):
             optimizer.detach_on_close(self.abandon)
 
     def _replace_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._original_step = optimizer.step
-        # The step that another object has set, such as a learning-rate scheduler; `None` for that of the class.
-        self._own_step = optimizer.__dict__.get("step")
 
         def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
             return self._step(closure)
@@ -144,8 +148,8 @@ class OptimizerStepper:
         if optimizer is None:
             return
         self._restore_param_groups(optimizer)
-        if optimizer.__dict__.get("step") is not self._step_method:
-            return  # a wrapper surrounds this step and keeps calling it
+        if self._step_method is None or optimizer.__dict__.get("step") is not self._step_method:
+            return  # it was never replaced, or a wrapper surrounds this step and keeps calling it
         if self._own_step is None:
             del optimizer.step
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Callable
@@ -97,6 +98,37 @@ def test_an_interrupted_close_is_repeated(tmp_path: Path, interrupted: Any) -> N
         for key, value in made.named_parameters():
             assert torch.equal(value, expected[key]), f"{key}: interrupted at point {point} of {points.count}"
         copy.deepcopy(made.to(torch.bfloat16).state_dict())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_an_interrupted_attach_is_repeated(tmp_path: Path, interrupted: Any, in_backward: bool) -> None:
+    def train(point: int, own: bool) -> tuple[list[torch.Tensor], int]:
+        torch.set_grad_enabled(True)
+        made = model().requires_grad_().train()
+        optimizer = torch.optim.AdamW(made.parameters(), lr=0.1)
+        points = None
+        with contextlib.ExitStack() as stack:
+            if own:
+                offloading = stack.enter_context(deepnvme.offload_parameters(made, memory="40KB", swap_dir=tmp_path))
+                try:
+                    with interrupted(point) as points:
+                        offloading.attach(optimizer, in_backward=in_backward)
+                except KeyboardInterrupt:
+                    if "step" not in vars(optimizer):
+                        offloading.attach(optimizer, in_backward=in_backward)
+            for _ in range(2):
+                made(INPUT).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return [param.detach().clone() for param in made.parameters()], points.count if points else 0
+
+    expected, _ = train(0, own=False)
+    _, count = train(0, own=True)
+    for point in range(1, count + 1):
+        found, _ = train(point, own=True)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(one, other), f"interrupted at point {point} of {count}"
 
 
 def test_a_full_disk_changes_nothing(tmp_path: Path, file_systems: Any) -> None:
