@@ -218,6 +218,23 @@ class SwappedGradient(torch.Tensor):
         # torch would assign to a view of a copy.
         raise _change_error("an assignment")
 
+    @property
+    def data(self) -> torch.Tensor:
+        """The gradient. An assignment writes it to disk, as ``Module.to`` does."""
+        return self.detach()
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        param = self._of()
+        if value is self:
+            return
+        if value.shape != self.shape:
+            raise _change_error("an assignment of another shape")
+        new = value.read() if isinstance(value, SwappedGradient) else value
+        self._is_partial = True
+        self._gradients.put(param, new)
+        self._is_partial, self.factor = False, 1.0
+
     def is_held_by(self, gradients: SwappedGradients | None) -> bool:
         """Whether ``gradients`` holds it."""
         return self._gradients is gradients
@@ -245,13 +262,16 @@ class SwappedGradient(torch.Tensor):
             )
         return param
 
-    def checked(self) -> Self:
-        """Return itself if a step can use it.
+    def checked(self, param: torch.Tensor) -> Self:
+        """Return itself if a step can use it for this parameter.
 
         Raises:
-            UnsupportedError: it no longer exists, or only a part of it is valid.
+            UnsupportedError: it no longer exists, only a part of it is valid, or it is that of another parameter.
         """
-        self._of()
+        if self._of() is not param:
+            raise UnsupportedError(
+                "a parameter has the gradient of another one, which is on disk; assign a copy: param.grad.clone()"
+            )
         return self
 
     def accumulate(self, new: torch.Tensor) -> Self:

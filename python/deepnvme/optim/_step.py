@@ -248,7 +248,7 @@ class SteppingOptimizer(OptimizerBase):
             raise AssertionError
         if isinstance(grad, SwappedGradient):
             if grad.is_held_by(getattr(self._store, "gradients", None)):
-                return grad.checked()
+                return grad.checked(param)
             # It belongs to another optimizer.
             grad = grad.read()
         if grad.is_sparse or grad.layout != torch.strided:

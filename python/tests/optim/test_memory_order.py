@@ -323,3 +323,29 @@ def test_state_of_a_removed_param_group_is_not_saved(tmp_path: Path) -> None:
     other = optim.AdamW([nn.Parameter(params[0].detach().clone())], swap_dir=tmp_path, memory="1MB")
     other.load_state(tmp_path / "state.safetensors")
     assert torch.equal(other.state_dict()["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+
+
+def test_a_gradient_on_disk_is_assigned_or_refused(tmp_path: Path) -> None:
+    def made(swap_gradients: bool) -> tuple[list[nn.Parameter], optim.SGD]:
+        torch.manual_seed(0)
+        params = [nn.Parameter(torch.randn(40)) for _ in range(2)]
+        optimizer = optim.SGD(params, lr=0.1, swap_dir=tmp_path, memory="1MB", swap_gradients=swap_gradients)
+        sum((param * torch.randn(40)).sum() for param in params).backward()  # type: ignore[union-attr]
+        return params, optimizer
+
+    results = []
+    for swap_gradients in (False, True):
+        params, optimizer = made(swap_gradients)
+        for param in params:
+            assert param.grad is not None
+            param.grad.data = param.grad.data * 2
+        optimizer.step()
+        results.append(params)
+    assert_same(results[1], results[0])
+    params, optimizer = made(swap_gradients=True)
+    values = [param.detach().clone() for param in params]
+    params[1].grad = params[0].grad
+    with pytest.raises(errors.UnsupportedError, match="the gradient of another one"):
+        optimizer.step()
+    for param, value in zip(params, values, strict=True):
+        assert torch.equal(param, value)
