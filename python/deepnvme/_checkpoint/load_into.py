@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from deepnvme._utils.tensors import cast_refusal, engine_reaches, without_gradie
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.load_request import HeaderUse, LoadRequest
+    from deepnvme._checkpoint.load_request import LoadRequest
     from deepnvme._checkpoint.source_files import SourceFile
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
@@ -92,7 +92,7 @@ def _plan(
     targets: dict[str, torch.Tensor],
     cast: bool,
     *,
-    headers: HeaderUse,
+    headers: Literal["trust", "read"],
 ) -> list[_Plan]:
     """Find each tensor in the files, before the first byte changes. Refuse targets that do not fit."""
     plans = []

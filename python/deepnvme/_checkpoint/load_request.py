@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
     _Report: TypeAlias = Callable[[int, int], object] | None
     _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
-    HeaderUse: TypeAlias = Literal["trust", "read", "read_unless_verified"]
+    _HeaderUse: TypeAlias = Literal["trust", "read", "read_unless_verified"]
 
 
 @dataclass(kw_only=True)
@@ -57,7 +57,7 @@ class LoadRequest:
             return [SourceFile(stored_set(self.path))]
         return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
 
-    def open(self, file: SourceFile, *, headers: HeaderUse = "trust") -> _CheckpointReader:
+    def open(self, file: SourceFile, *, headers: _HeaderUse = "trust") -> _CheckpointReader:
         """Open one of the files.
 
         Args:
