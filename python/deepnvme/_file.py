@@ -145,7 +145,7 @@ class _FileBase(_BinaryFile, Generic[_Handle]):
         handle = self._handle
         if handle is None:
             msg = "I/O operation on closed file"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         return handle
 
     def _check_open(self) -> None:

@@ -14,7 +14,7 @@ from deepnvme._checkpoint.source_files import retry_if_replaced
 from deepnvme._deepnvme import _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import require_torch
-from deepnvme.errors import ChangedFileError
+from deepnvme.errors import ChangedFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
     import torch
@@ -173,7 +173,7 @@ class _Request:
         reader = _CheckpointReader(path, self.engine, False, names)
         if reader.format != "safetensors":
             msg = f"{path}: this is a {reader.format} file, not safetensors; convert it with `deepnvme convert`"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         return reader
 
     def tensors(self, files: list[_SourceFile]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -237,7 +237,7 @@ def _check_unique(owners: dict[str, Any], path: Any, reader: _CheckpointReader) 
     for name, *_ in reader.tensors():
         if (owner := owners.setdefault(name, path)) is not path:
             msg = f"{path}: the tensor {name!r} is in {owner} as well; give one of the files, or the index of the model"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
 
 
 class _ChunkRead:

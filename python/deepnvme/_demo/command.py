@@ -17,6 +17,7 @@ from deepnvme._demo.weights import SIZE_MIN, State, check_resources, choose_byte
 from deepnvme._stream.cli.commands import report_errors
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.terminal import say
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ def _run(options: dict[str, Any]) -> int:
     """Run the demo in a folder, in which only the picture stays. Returns exit status 1 if a result is wrong."""
     folder, asked = Path(options["folder"]), parse_bytes(options["size"], "--size")
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; name an existing folder on the disk to show")
+        raise InvalidArgumentError(f"{folder} is not a folder; name an existing folder on the disk to show")
     check_resources(folder)
     tell = _silent if options["json"] else say
     began = time.monotonic()

@@ -27,7 +27,7 @@ from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import address_of, cast_refusal
-from deepnvme.errors import ClosedError, UnsupportedError
+from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
@@ -174,7 +174,9 @@ class ParameterOffload:
         model = self._model()
         theirs = {id(parameter) for param_group in optimizer.param_groups for parameter in param_group["params"]}
         if model is not None and theirs.isdisjoint(map(id, model.parameters())):
-            raise ValueError("this optimizer has none of the model's parameters; attach the one that trains the model")
+            raise InvalidArgumentError(
+                "this optimizer has none of the model's parameters; attach the one that trains the model"
+            )
         if any(stepper.is_of(optimizer) for stepper in self._attached()):
             raise UnsupportedError("this optimizer is attached already; attach it once")
         stepper = OptimizerStepper(

@@ -12,6 +12,7 @@ from deepnvme._deepnvme import _BorrowScope
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import storage_shortage
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,7 +86,7 @@ class Borrowed(_BorrowScope):
 
     def _inside(self) -> _Borrowed:
         if self._held is None:
-            raise ValueError(f"{self._key!r} is not borrowed now; call this inside the with block")
+            raise InvalidArgumentError(f"{self._key!r} is not borrowed now; call this inside the with block")
         return self._held
 
 
@@ -101,7 +102,7 @@ def check_tensor(tensor: object) -> None:
     if tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized:
         raise TypeError("the tensor is not one block of memory; swap tensor.to_dense(), or the tensors inside it")
     if tensor.device.type == "cpu" and (shortage := storage_shortage(tensor)) is not None:
-        raise ValueError(f"the tensor cannot be swapped: {shortage}")
+        raise InvalidArgumentError(f"the tensor cannot be swapped: {shortage}")
 
 
 def label_of(dtype: torch.dtype, shape: torch.Size) -> str:
@@ -121,7 +122,7 @@ def shape_of(nbytes: int, dtype: torch.dtype, shape: Sequence[int] | None) -> to
     lengths = [nbytes // dtype.itemsize] if shape is None else shape
     size = torch.Size(whole(length, "a dimension of shape") for length in lengths)
     if math.prod(size) * dtype.itemsize != nbytes:
-        raise ValueError(f"a tensor of shape {tuple(size)} and {dtype} does not have {nbytes} bytes")
+        raise InvalidArgumentError(f"a tensor of shape {tuple(size)} and {dtype} does not have {nbytes} bytes")
     return size
 
 
@@ -148,7 +149,9 @@ def transfer_part(
     """
     if not 0 <= offset <= held.nbytes - other.nbytes:
         held.mark_clean()
-        raise ValueError(f"{other.nbytes} bytes at offset {offset} are outside {key!r}, which has {held.nbytes}")
+        raise InvalidArgumentError(
+            f"{other.nbytes} bytes at offset {offset} are outside {key!r}, which has {held.nbytes}"
+        )
     if held.offset is None:
         return None
     start = held.offset + offset

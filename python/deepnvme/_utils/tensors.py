@@ -99,10 +99,10 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
         raise TypeError(msg)
     if not tensor.is_contiguous():
         msg = "the tensor is not contiguous, so its bytes are not one block; use tensor.contiguous()"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     if tensor.is_conj() or tensor.is_neg():
         msg = "the tensor is a lazy view whose bytes are not its values; use tensor.resolve_conj().resolve_neg()"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     return tensor.detach().reshape(-1).view(torch.uint8)
 
 

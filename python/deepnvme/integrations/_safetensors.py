@@ -35,7 +35,7 @@ class TensorFile:
     ) -> None:
         if framework not in ("pt", "torch", "pytorch"):
             msg = f"framework is {framework!r}; deepnvme makes torch tensors, use framework='pt'"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         self._path = filename
         self._device = checked_device(device)
         self._reader = _CheckpointReader(filename, None, False)

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._deepnvme import _make_folders
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme.errors import InvalidArgumentError
 from deepnvme.integrations._background_save import BackgroundFileSaver
 from deepnvme.integrations._torch_load import load_as_torch
 
@@ -152,7 +153,7 @@ def _local(path: str | os.PathLike[str]) -> Path:
         name = name.removeprefix(prefix)
     if "://" in name:
         msg = f"{name}: deepnvme writes to local disks; do not use DeepnvmeCheckpointIO for remote folders"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     return Path(name)
 
 

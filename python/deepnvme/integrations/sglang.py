@@ -22,6 +22,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,11 +71,11 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
     theirs = original()
     if type(theirs) is not offloader.NoopOffloader:
         msg = f"{DIR} is set, and SGLang's own offloading ({type(theirs).__name__}) is enabled; use only one of them"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     folder = os.environ[DIR]
     if not os.path.isdir(folder):  # noqa: PTH112
         msg = f"{DIR} is {folder!r}, which is not a folder; use one on the disk to stream from"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     memory = os.environ.get(MEMORY)
     return Offloader(
         folder,
@@ -90,5 +91,5 @@ def _count(text: str | None) -> int | None:
         return None
     if not text.isdecimal():
         msg = f"{PREFETCH_LAYERS} is {text!r}; it must be a number of layers"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     return int(text)

@@ -17,6 +17,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.iterate import iterate_weights
+from deepnvme.errors import InvalidArgumentError
 from deepnvme.integrations._server_methods import split_settings, with_globals
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def loader_class() -> Any:
         ) -> Iterator[tuple[str, torch.Tensor]]:
             if strategy == "torchao":
                 msg = "torchao's tensors need vLLM's own way to read; use --load-format safetensors"
-                raise ValueError(msg)
+                raise InvalidArgumentError(msg)
             wanted = None if local_expert_ids is None else _filter(local_expert_ids)
             ordered: list[str] = sorted(files, key=_by_number)
             return iterate_weights(ordered, wanted=wanted, **self._settings)

@@ -22,7 +22,7 @@ def _adam(group: ParamGroup) -> dict[str, float]:
 def _refuse_differentiable(group: ParamGroup) -> None:
     if group.get("differentiable") or group.get("capturable"):
         msg = "deepnvme.optim steps can neither be differentiated nor captured; use torch.optim for that"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
 
 
 @public_in("deepnvme.optim")

@@ -18,7 +18,7 @@ from torch.utils import _pytree as tree
 
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import without_override
-from deepnvme.errors import UnsupportedError
+from deepnvme.errors import InvalidArgumentError, UnsupportedError
 from deepnvme.optim._state_store import flat, stride_of, with_strides_of
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class SwappedGradients:
             return
         if param.device.type != "cpu":
             msg = f"swap_gradients needs CPU parameters; this one is on {param.device}"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         self._watched.add(param)
         if self._layout.kinds(param) is None:
             self._layout.place(param, kinds)

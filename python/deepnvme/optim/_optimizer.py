@@ -253,7 +253,7 @@ class OptimizerBase(torch.optim.Optimizer):
             msg = (
                 "the state is in memory: deepnvme.save(optimizer.state_dict(), path) saves it, load_state_dict loads it"
             )
-            raise ValueError(msg)  # noqa: TRY004
+            raise InvalidArgumentError(msg)
         self._store.check_open()
         return self._store
 

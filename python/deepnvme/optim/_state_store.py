@@ -20,6 +20,7 @@ import torch
 
 from deepnvme._modules.placeholder import ON_DISK_STRIDE
 from deepnvme._utils.strides import MemoryOrder, is_dense, row_major
+from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode
 
 if TYPE_CHECKING:
@@ -224,5 +225,5 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.view(-1)
     if not is_dense(tensor):
         msg = f"a parameter of shape {tuple(tensor.shape)} has gaps or overlaps; pass parameter.contiguous() instead"
-        raise ValueError(msg)
+        raise InvalidArgumentError(msg)
     return tensor.as_strided((tensor.numel(),), (1,))

@@ -262,7 +262,7 @@ class SteppingOptimizer(OptimizerBase):
             raise TypeError(msg)
         if param.device.type != "cpu":
             msg = f"deepnvme.optim supports CPU parameters; this one is on {param.device}: use torch.optim"
-            raise ValueError(msg)
+            raise InvalidArgumentError(msg)
         return in_order(grad, param)
 
     def _gather(self) -> Gathered:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.terminal import say
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,12 +34,12 @@ def run(options: dict[str, Any]) -> int:
     given = parse_bytes(options["memory"], "--memory") if options["memory"] else None
     parent = Path(options["folder"])
     if not parent.is_dir():
-        raise ValueError(f"{parent} is not a folder; name an existing folder for the temporary model")
+        raise InvalidArgumentError(f"{parent} is not a folder; name an existing folder for the temporary model")
     free = shutil.disk_usage(parent).free
     # The packed model and its source exist at the same time for a while.
     needed = model_bytes * (2 if options["pack"] else 1)
     if free < needed * 1.05:
-        raise ValueError(f"{parent} has {free:,} bytes free, and the model needs {needed:,}")
+        raise InvalidArgumentError(f"{parent} has {free:,} bytes free, and the model needs {needed:,}")
     with tempfile.TemporaryDirectory(dir=parent, prefix=".deepnvme-stream-bench-") as name:
         folder = Path(name, "model")
         made = make_llama(folder, model_bytes)

@@ -55,7 +55,7 @@ def _lines_of(path: str) -> list[str]:
         text = f"--prompt-file {path}: {error.strerror}; name a text file of one prompt per line"
         raise type(error)(text) from error
     if len(text) > _PROMPTS_MAX:
-        raise ValueError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
+        raise InvalidArgumentError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
     return text.splitlines()
 
 
@@ -84,7 +84,7 @@ def _tokenizer(transformers: Any, folder: Path) -> Any:
         if any(path for name in _TOKENIZER_FILES for path in folder.glob(name)):
             msg = f"{folder}: transformers cannot read the tokenizer ({type(error).__name__}: {error}); {remedy}"
             raise UnsupportedError(msg) from error
-        raise ValueError(f"{folder} has no tokenizer; {remedy}") from error
+        raise InvalidArgumentError(f"{folder} has no tokenizer; {remedy}") from error
 
 
 def _generate(options: dict[str, Any]) -> int:
@@ -95,14 +95,14 @@ def _generate(options: dict[str, Any]) -> int:
 
     prompts = options["prompt"] or _lines_of(options["prompt_file"])
     if not prompts:
-        raise ValueError(f"{options['prompt_file']} is empty; write one prompt per line")
+        raise InvalidArgumentError(f"{options['prompt_file']} is empty; write one prompt per line")
     _quiet(transformers)
     if options["device"].partition(":")[0] not in {"cpu", "cuda"}:
-        raise ValueError(f"--device is {options['device']}; use cpu, cuda, or cuda:1")
+        raise InvalidArgumentError(f"--device is {options['device']}; use cpu, cuda, or cuda:1")
     checked_device(options["device"], "--device")
     folder = find_folder(options["model"], {})
     if not (folder / "config.json").is_file():
-        raise ValueError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
+        raise InvalidArgumentError(f"{folder} has no config.json; --model must be a Hugging Face model folder")
     check_folder(folder)
     tokenizer = _tokenizer(transformers, folder)
     model = stream(folder, memory=options["memory"], device=options["device"], dtype=options["dtype"])

@@ -12,6 +12,7 @@ import torch
 from deepnvme._deepnvme import _Streamer
 from deepnvme._stream.memory_budget import PAGE_BYTES, allocate_slots, classify_sizes, merge_small_classes
 from deepnvme._utils.tensors import pinned_empty
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,7 +71,7 @@ class LayerStreamer:
         ends = [places[-1][0] + places[-1][1] if places else 0 for places in self._places]
         largest = max(sizes, default=0)
         if memory < largest:
-            raise ValueError(
+            raise InvalidArgumentError(
                 f"memory is {memory} bytes, but the largest unit takes {largest}; set it to at least {largest}, or "
                 f"{2 * largest} to read ahead"
             )
@@ -100,7 +101,7 @@ class LayerStreamer:
         """Release the unit's memory once the current stream's work on it is done, and continue to read ahead."""
         stream = None if self._device is None else torch.cuda.current_stream(self._device)
         if not self._streamer.release(unit, stream):
-            raise ValueError(f"unit {unit} was released without being acquired")
+            raise InvalidArgumentError(f"unit {unit} was released without being acquired")
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
