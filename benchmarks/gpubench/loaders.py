@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gpubench.tool import Loader, OwnEngine, Place, needs_torch_cuda
@@ -60,23 +61,6 @@ class TorchLoad(Loader):
         return state
 
 
-class Safetensors(Loader):
-    """``safetensors.torch.load_file(device="cuda")``."""
-
-    name = "safetensors"
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
-        from safetensors.torch import load_file  # noqa: PLC0415
-
-        self._load = load_file
-
-    def load(self, path: Path) -> dict[str, torch.Tensor]:
-        """See the base."""
-        return self._load(path, device=self.place.gpu.device)
-
-
 class FastSafetensors(Loader):
     """``SafeTensorsFileLoader``, with its own threads and bounce buffers."""
 
@@ -120,52 +104,54 @@ class FastSafetensorsGds(FastSafetensors):
     without_gds = False
 
 
-class Runai(Loader):
-    """``SafetensorsStreamer`` to the GPU."""
+class _PackageLoader(Loader):
+    """A loader whose package is imported when it runs."""
 
-    name = "runai streamer"
+    module: ClassVar[str]
+    function: ClassVar[str]
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         needs_torch_cuda(place, self.name)
-        from runai_model_streamer import SafetensorsStreamer  # noqa: PLC0415
+        self._open: Any = getattr(importlib.import_module(self.module), self.function)
 
-        self._make: Any = SafetensorsStreamer
+
+class Safetensors(_PackageLoader):
+    """``safetensors.torch.load_file(device="cuda")``."""
+
+    name = "safetensors"
+    module = "safetensors.torch"
+    function = "load_file"
+
+    def load(self, path: Path) -> dict[str, torch.Tensor]:
+        """See the base."""
+        state: dict[str, torch.Tensor] = self._open(path, device=self.place.gpu.device)
+        return state
+
+
+class Runai(_PackageLoader):
+    """``SafetensorsStreamer`` to the GPU."""
+
+    name = "runai streamer"
+    module = "runai_model_streamer"
+    function = "SafetensorsStreamer"
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base. Tensors that the streamer yields on the host go to the GPU, as in SGLang and vLLM."""
         device = self.place.gpu.device
-        with self._make() as streamer:
+        with self._open() as streamer:
             streamer.stream_file(str(path), device=device)
             return {name: tensor.to(device, non_blocking=True) for name, tensor in streamer.get_tensors()}
 
 
-class InstantTensor(Loader):
+class InstantTensor(_PackageLoader):
     """``instanttensor.safe_open``, which yields tensors of their own memory on the GPU."""
 
     name = "InstantTensor"
-
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
-        from instanttensor import safe_open  # noqa: PLC0415
-
-        self._open: Any = safe_open
+    module = "instanttensor"
+    function = "safe_open"
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
         with self._open(str(path), framework="pt", device=self.place.gpu.device) as file:
             return dict(file.tensors())
-
-
-KINDS: tuple[type[Loader], ...] = (
-    Deepnvme,
-    DeepnvmeGds,
-    DeepnvmePt,
-    Safetensors,
-    TorchLoad,
-    FastSafetensors,
-    FastSafetensorsGds,
-    Runai,
-    InstantTensor,
-)

@@ -11,8 +11,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::GpuEvent;
 use crate::op::Direction;
 use crate::request::{
-    Priority, Request, RequestMemory, RequestQueue, StreamWaitList, SyncTarget, Transfer, WorkGuard, WorkItem,
-    WorkKind, WriteMode, WriteOptions,
+    PlannedRequest, Priority, Request, RequestMemory, RequestQueue, StreamWaitList, SyncTarget, Transfer, WorkGuard,
+    WorkItem, WorkKind, WriteMode, WriteOptions,
 };
 use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
 use crate::stripe_layout::StripeLayout;
@@ -49,8 +49,8 @@ fn request(blocks: u64, is_prepared: bool, starts_after: Vec<Box<dyn GpuEvent>>)
     assert_eq!(plan.block_count(), blocks);
     let mode = if is_prepared { WriteMode::WholeFile } else { WriteMode::InPlace };
     let options = WriteOptions { mode, ..WriteOptions::default() };
-    let memory = (RequestMemory::Sources(Vec::new()), false);
-    Arc::new(Request::new(plan, (Vec::new(), Vec::new()), memory, starts_after, options, tracing::Span::none()))
+    let planned = PlannedRequest::without_files(plan, starts_after);
+    Arc::new(Request::new(planned, RequestMemory::Sources(Vec::new()), options))
 }
 
 fn broken() -> Error {

@@ -31,8 +31,16 @@ const CASES: u32 = 30;
 const GROWTH_BYTES: u64 = 200_000;
 const TIME_MAX: Duration = Duration::from_secs(120);
 
+/// A random case: programs of `length` steps, one per thread.
+struct Case {
+    seed: u64,
+    length: usize,
+    threads: usize,
+}
+
 /// Runs one program per thread, each on its own range of one file. Ranges begin and end anywhere.
-fn run_case(engine: &Engine, place: Place, mode: DirectMode, seed: u64, length: usize, threads: usize) {
+fn run_case(engine: &Engine, place: Place, mode: DirectMode, case: &Case) {
+    let Case { seed, length, threads } = *case;
     let block_bytes = engine.config().block_bytes;
     let mut rng = Rng::new(seed);
     let file_bytes = rng.within(100_000..1_500_000);
@@ -78,7 +86,7 @@ fn run_programs(name: &str, make: Option<MakeBackend>, config: Config, place: Pl
     let cases = (any::<u64>(), 1..40_usize, 1..4_usize);
     watchdog::with_time_limit(name, TIME_MAX, || {
         let run = |(seed, length, threads)| {
-            run_case(&engine, place, mode, seed, length, threads);
+            run_case(&engine, place, mode, &Case { seed, length, threads });
             Ok(())
         };
         if let Err(failure) = TestRunner::new(config).run(&cases, run) {

@@ -56,7 +56,7 @@ mod sqrt;
 mod step;
 mod thread_pool;
 
-pub use algorithm::{Adagrad, Adam, Algorithm, Lion, Sgd};
+pub use algorithm::{Adagrad, Adam, Algorithm, Lion, MOMENTS_MAX, Sgd};
 pub use deepnvme_codec::Float;
 pub use error::{Error, Result};
 pub use fearless_simd::Level;
@@ -65,7 +65,7 @@ pub use gradient::{GradientNorm, accumulate, accumulate_with_level, gradient_nor
 pub use moment::{MomentMut, Sign};
 pub use moment_convert::{decode_moment, encode_moment};
 pub use sqrt::SqrtMode;
-pub use step::{Kernel, MOMENTS_MAX, ParameterSlice, StepOptions};
+pub use step::{Kernel, ParameterSlice, StepOptions};
 pub use thread_pool::{THREADS_MAX, ThreadPool};
 
 /// Elements that share a scale in 8-bit moments.

@@ -8,7 +8,7 @@
 
 use fearless_simd::{Level, Simd, dispatch};
 
-use crate::algorithm::{Algorithm, Grad, Scalars};
+use crate::algorithm::{Algorithm, Grad, MOMENTS_MAX, Scalars, Tiles};
 use crate::error::{Error, Result};
 use crate::float_slice::{FloatSlice, FloatSliceMut, Rounding, weight_noise};
 use crate::moment::{MomentMut, Sign};
@@ -20,9 +20,6 @@ use crate::{BATCH, BLOCK, CHUNK, TILE};
 /// Elements that are processed at once if nothing is converted. A loop over a [`TILE`] is fully unrolled, so each of
 /// its loads advances by half a KiB, which the hardware prefetcher does not follow.
 const WIDE_TILE: usize = 8 * TILE;
-
-/// The maximum number of moments of an algorithm.
-pub const MOMENTS_MAX: usize = 3;
 
 /// A slice of a parameter that a step updates.
 #[derive(Debug)]
@@ -288,7 +285,7 @@ impl StepContext {
                 third.get_mut(index).unwrap_or(three),
             ];
             let grad = Grad { raw, unscale: self.unscale, clip: self.clip };
-            self.scalars.tile::<S, WIDE_TILE>(simd, self.sqrt_mode, weights, grad, moments);
+            self.scalars.update::<S, WIDE_TILE>(simd, self.sqrt_mode, Tiles { weights, grad, moments });
         }
         wide_tiles * WIDE_TILE
     }
@@ -316,8 +313,8 @@ impl StepContext {
                     Some((moment, sign)) => moment.tile(*sign, at, buffer),
                     None => buffer,
                 };
-                let tiles = [next(first), next(second), next(third)];
-                self.scalars.tile(simd, self.sqrt_mode, weights, grad, tiles);
+                let moments = [next(first), next(second), next(third)];
+                self.scalars.update(simd, self.sqrt_mode, Tiles { weights: &mut *weights, grad, moments });
                 if let Some(out) = out {
                     let noise = weight_noise(self.rounding, self.noise, place, noise);
                     out.store(at, weights, noise);

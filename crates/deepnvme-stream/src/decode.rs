@@ -38,6 +38,7 @@ pub(crate) fn convert<E: From<Error>>(
         return Err(misfit().into());
     }
     let window = front..whole - back;
+    let encoded = Encoded { bytes: source, decoded_bytes: whole, window: window.clone() };
     // Trims each step to the requested rows, and casts it.
     let put = |at: usize, bytes: &[u8]| {
         let (from, to) = (at.max(window.start), (at + bytes.len()).min(window.end));
@@ -51,29 +52,38 @@ pub(crate) fn convert<E: From<Error>>(
         put(place / from.bytes() * to.bytes(), last)
     };
     let is_whole = match decoding {
-        Decoding::Cast { from, to } => cast_floats((from, to), source, whole, step, put)?,
-        Decoding::Unpack => unpack(source, whole, &window, (scratch, step), put)?,
+        Decoding::Cast { from, to } => cast_floats((from, to), &encoded, step, put)?,
+        Decoding::Unpack => unpack(&encoded, (scratch, step), put)?,
         Decoding::Dequantise { scheme, columns, part_rows, to } => {
-            dequantise((scheme, columns, part_rows, to), source, whole, &window, step, put)?
+            dequantise((scheme, columns, part_rows, to), &encoded, step, put)?
         }
     };
     if is_whole { Ok(()) } else { Err(misfit().into()) }
 }
 
-/// Casts floats. Returns whether the source decodes to exactly `whole` bytes, as the next two functions do.
+/// The bytes of a tensor on disk.
+struct Encoded<'a> {
+    bytes: &'a [u8],
+    /// Their number when they are decoded, if they are valid.
+    decoded_bytes: usize,
+    /// The wanted range of the decoded bytes.
+    window: Range<usize>,
+}
+
+/// Casts floats. Returns whether they become exactly the expected number of bytes, as the next two functions do.
 fn cast_floats<E: From<Error>>(
     (from, to): (Float, Float),
-    source: &[u8],
-    whole: usize,
+    encoded: &Encoded<'_>,
     step: &mut Vec<u8>,
     mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<bool, E> {
-    let elements = source.len() / from.bytes();
-    if elements * to.bytes() != whole || elements * from.bytes() != source.len() {
+    let Encoded { bytes, decoded_bytes, .. } = *encoded;
+    let elements = bytes.len() / from.bytes();
+    if elements * to.bytes() != decoded_bytes || elements * from.bytes() != bytes.len() {
         return Ok(false);
     }
     let mut at = 0;
-    for part in source.chunks(STEP_BYTES / to.bytes() * from.bytes()) {
+    for part in bytes.chunks(STEP_BYTES / to.bytes() * from.bytes()) {
         step.resize(part.len() / from.bytes() * to.bytes(), 0);
         cast::convert(from, to, part, step)?;
         put(at, step)?;
@@ -84,17 +94,16 @@ fn cast_floats<E: From<Error>>(
 
 /// Unpacks the blocks that overlap the window.
 fn unpack<E: From<Error>>(
-    source: &[u8],
-    whole: usize,
-    window: &Range<usize>,
+    encoded: &Encoded<'_>,
     (scratch, step): (&mut Scratch, &mut Vec<u8>),
     mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<bool, E> {
-    let (mut rest, mut at) = (source, 0);
+    let Encoded { window, decoded_bytes, .. } = encoded;
+    let (mut rest, mut at) = (encoded.bytes, 0);
     while !rest.is_empty() {
         let block = PackedBlock::parse(rest)?;
         let bytes = block.header().decoded_bytes();
-        if bytes > whole - at {
+        if bytes > decoded_bytes - at {
             return Ok(false);
         }
         if at < window.end && at + bytes > window.start {
@@ -105,25 +114,24 @@ fn unpack<E: From<Error>>(
         at += bytes;
         rest = &rest[block.header().encoded_bytes()..];
     }
-    Ok(at == whole)
+    Ok(at == *decoded_bytes)
 }
 
 /// Dequantises the rows that overlap the window. Each part of the source has scales, then codes.
 fn dequantise<E: From<Error>>(
     (scheme, columns, part_rows, to): (Scheme, usize, usize, Float),
-    source: &[u8],
-    whole: usize,
-    window: &Range<usize>,
+    encoded: &Encoded<'_>,
     step: &mut Vec<u8>,
     mut put: impl FnMut(usize, &[u8]) -> Result<(), E>,
 ) -> Result<bool, E> {
+    let Encoded { window, decoded_bytes, .. } = encoded;
     let row_bytes = columns.saturating_mul(to.bytes()).max(1);
-    let rows = whole / row_bytes;
-    if columns == 0 || part_rows == 0 || rows * row_bytes != whole {
+    let rows = decoded_bytes / row_bytes;
+    if columns == 0 || part_rows == 0 || rows * row_bytes != *decoded_bytes {
         return Ok(false);
     }
     let rows_at_once = (STEP_BYTES / row_bytes).max(1);
-    let (mut rest, mut first) = (source, 0);
+    let (mut rest, mut first) = (encoded.bytes, 0);
     while first < rows {
         let part = part_rows.min(rows - first);
         let scales_bytes = scheme.scales(part, columns).and_then(|scales| scales.checked_mul(scheme.scale.bytes()));

@@ -26,21 +26,35 @@ struct World {
     _folder: tempfile::TempDir,
 }
 
+/// The sizes of a world.
+#[derive(Clone, Copy)]
+struct Shape {
+    /// Rows of each tensor.
+    items: usize,
+    /// Bytes of a contiguous row, and of the last one.
+    row_bytes: usize,
+    last_bytes: usize,
+    /// Bytes of half a row of the other tensor.
+    piece_bytes: usize,
+    /// Rows that the memory bound has room for.
+    kept_items: usize,
+}
+
+impl Shape {
+    /// Rows of equal size.
+    fn even(items: usize, row_bytes: usize, piece_bytes: usize, kept_items: usize) -> Self {
+        Self { items, row_bytes, last_bytes: row_bytes, piece_bytes, kept_items }
+    }
+}
+
 impl World {
     /// Two tensors: contiguous rows, of which the last may be short, and rows of two pieces each, in random order.
-    fn new(items: usize, row_bytes: usize, last_bytes: usize, piece_bytes: usize, kept_items: usize) -> Self {
-        let engine = Arc::new(Engine::new(Config::default()).unwrap());
-        Self::on(engine, items, row_bytes, last_bytes, piece_bytes, kept_items)
+    fn new(shape: Shape) -> Self {
+        Self::on(Arc::new(Engine::new(Config::default()).unwrap()), shape)
     }
 
-    fn on(
-        engine: Arc<Engine>,
-        items: usize,
-        row_bytes: usize,
-        last_bytes: usize,
-        piece_bytes: usize,
-        kept_items: usize,
-    ) -> Self {
+    fn on(engine: Arc<Engine>, shape: Shape) -> Self {
+        let Shape { items, row_bytes, last_bytes, piece_bytes, kept_items } = shape;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("experts.bin");
         let rows = row_bytes * (items - 1) + last_bytes;
@@ -138,7 +152,8 @@ proptest! {
         piece_bytes in 1..9000usize, kept in 1..12usize,
         requests in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..10), 1..30),
     ) {
-        let world = World::new(items, row_bytes, short.index(row_bytes) + 1, piece_bytes, kept);
+        let last_bytes = short.index(row_bytes) + 1;
+        let world = World::new(Shape { items, row_bytes, last_bytes, piece_bytes, kept_items: kept });
         for request in requests {
             let wanted: Vec<usize> = request.iter().map(|index| index.index(items)).collect();
             let mut distinct = wanted.clone();
@@ -171,7 +186,7 @@ proptest! {
         let factory: BackendFactory =
             Arc::new(move |setup| Ok(Box::new(faults.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
         let engine = Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap());
-        let world = World::on(engine, items, row_bytes, row_bytes, piece_bytes, 6);
+        let world = World::on(engine, Shape::even(items, row_bytes, piece_bytes, 6));
         for request in requests {
             let wanted: Vec<usize> = request.iter().map(|index| index.index(items)).collect();
             match world.cache.acquire(&wanted) {
@@ -190,7 +205,7 @@ proptest! {
 
 #[test]
 fn frequent_rows_stay() {
-    let world = World::new(20, 4096, 4096, 4096, 4);
+    let world = World::new(Shape::even(20, 4096, 4096, 4));
     for round in 0..30 {
         let wanted = [0, 1, 2 + round % 18];
         world.cache.acquire(&wanted).unwrap();
@@ -204,7 +219,7 @@ fn frequent_rows_stay() {
 
 #[test]
 fn held_rows_are_not_evicted() {
-    let world = World::new(10, 4096, 4096, 4096, 3);
+    let world = World::new(Shape::even(10, 4096, 4096, 3));
     world.cache.acquire(&[0, 1]).unwrap();
     world.cache.acquire(&[2]).unwrap();
     let refused = world.cache.acquire(&[3]).unwrap_err();
@@ -217,7 +232,7 @@ fn held_rows_are_not_evicted() {
 
 #[test]
 fn memory_stays_within_its_bound() {
-    let world = World::new(64, 1 << 20, 1 << 20, 1 << 19, 4);
+    let world = World::new(Shape::even(64, 1 << 20, 1 << 19, 4));
     for item in 0..64 {
         world.cache.acquire(&[item]).unwrap();
         world.cache.release(&[item]);
@@ -230,7 +245,7 @@ fn memory_stays_within_its_bound() {
 fn rows_of_partial_pages_stay_within_the_bound() {
     for row_bytes in [1536, 5760, 100, 4096, 70_000] {
         let items = (24 << 20) / row_bytes;
-        let world = World::new(items, row_bytes, row_bytes, 8, (1 << 20) / row_bytes);
+        let world = World::new(Shape::even(items, row_bytes, 8, (1 << 20) / row_bytes));
         let bound = world.bound();
         let (mut most, mut random) = (0, fastrand::Rng::with_seed(row_bytes as u64));
         for round in 0..3000 {
@@ -251,7 +266,8 @@ fn rows_of_partial_pages_stay_within_the_bound() {
 
 #[test]
 fn large_rows_stay_within_the_bound() {
-    let world = World::new(12, 17 << 20, 5 << 20, 100, 3);
+    let shape = Shape { last_bytes: 5 << 20, ..Shape::even(12, 17 << 20, 100, 3) };
+    let world = World::new(shape);
     for round in 0..24 {
         world.cache.acquire(&[round * 5 % 12]).unwrap();
         let resident = world.resident_bytes();
@@ -267,14 +283,14 @@ fn failed_reads_take_no_memory() {
         Ok(Box::new(Faults::new(plan.clone()).wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?)))
     });
     let engine = Arc::new(Engine::with_backends(Config { workers: 2, ..Config::default() }, factory).unwrap());
-    let world = World::on(engine, 64, 8192, 8192, 4096, 8);
+    let world = World::on(engine, Shape::even(64, 8192, 4096, 8));
     (0..64).for_each(|item| assert!(world.cache.acquire(&[item]).is_err()));
     assert_eq!(world.resident_bytes(), 0);
 }
 
 #[test]
 fn an_unknown_row_and_a_changed_file_are_errors() {
-    let world = World::new(10, 4096, 4096, 4096, 3);
+    let world = World::new(Shape::even(10, 4096, 4096, 3));
     assert!(matches!(world.cache.acquire(&[10]), Err(Error::Plan(_))));
     std::fs::write(&world.path, b"short").unwrap();
     let changed = world.cache.acquire(&[1]).unwrap_err();

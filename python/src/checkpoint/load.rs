@@ -353,14 +353,13 @@ impl CheckpointReader {
     /// Build the objects of an archive. ``storages`` contains one entry per storage, ``None`` for unwanted ones.
     fn build<'py>(
         &self,
-        py: Python<'py>,
         factory: &Bound<'py, PyAny>,
         storages: &Bound<'py, PyList>,
         wanted: Option<Vec<String>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         match self.reader.file_metadata() {
             FileMetadata::Archive { graph, state } => {
-                let build = || build::build(py, graph, state, factory, storages, wanted.as_deref());
+                let build = || build::build(graph, state, factory, storages, wanted.as_deref());
                 // If Python cannot allocate an object, PyO3 panics.
                 panic::catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panicked| {
                     let text = panicked.downcast_ref::<&str>().copied();

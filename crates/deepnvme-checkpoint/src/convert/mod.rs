@@ -69,26 +69,27 @@ pub fn convert(
     let entries = entries::of(&readers, &listed);
     refuse_doubles(target, &entries)?;
     let (tensors, left_out) = (entries.len(), entries::others(&readers)?);
-    let durability = options.durability;
+    let output = Output { engine, target, durability: options.durability, progress };
     let (save, copied) = if target.extension().is_some_and(|suffix| suffix == "safetensors") {
         target::safetensors(engine, target, &readers, entries, options)?
     } else {
         target::archive(engine, target, &readers, &entries, options)?
     };
     verify_others(&readers, &copied, engine, progress)?;
-    let saved = write(save, &readers, &copied, engine, target, durability, progress)?;
+    let saved = write(save, &readers, &copied, &output)?;
     Ok(Conversion { saved, tensors, left_out })
 }
 
-fn write(
-    save: Save,
-    readers: &[Arc<Reader>],
-    copied: &[UnchangedRecord],
-    engine: &Arc<Engine>,
-    target: &Path,
+/// Where the new file goes, and how.
+struct Output<'a> {
+    engine: &'a Arc<Engine>,
+    target: &'a Path,
     durability: Durability,
-    progress: &Arc<Progress>,
-) -> Result<Saved> {
+    progress: &'a Arc<Progress>,
+}
+
+fn write(save: Save, readers: &[Arc<Reader>], copied: &[UnchangedRecord], output: &Output<'_>) -> Result<Saved> {
+    let Output { engine, target, durability, progress } = *output;
     let bytes = save.bytes();
     let (mut replacement, file) = create(engine, &Target::Path(target.to_path_buf()), bytes)?;
     for reader in readers {

@@ -9,9 +9,9 @@ use crate::backend::gds::Gds;
 use crate::config::{Config, DirectMode};
 use crate::error::{Error, Result};
 use crate::file::{DirectState, TensorFile};
-use crate::gpu::{EngineGpus, GpuEvent};
+use crate::gpu::EngineGpus;
 use crate::op::Direction;
-use crate::request::{Request, RequestMemory, RequestQueue, WriteOptions};
+use crate::request::{PlannedRequest, Request, RequestMemory, RequestQueue, WriteOptions};
 use crate::split::{BlockPlan, BlockSizes, Segment};
 use crate::stats::WorkerStats;
 use crate::sync::lock;
@@ -70,7 +70,7 @@ impl RequestPlanner {
         }
         let memory = RequestMemory::Targets(targets);
         match self.plan(Direction::Read, builder) {
-            Ok(planned) => Ok(planned.with_memory(memory, WriteOptions::default())),
+            Ok(planned) => Ok(Arc::new(Request::new(planned, memory, WriteOptions::default()))),
             Err(error) => Err((error, memory)),
         }
     }
@@ -85,10 +85,11 @@ impl RequestPlanner {
             builder.add_segment(file, offset, source.len(), address);
             sources.push(source);
         }
-        Ok(self.plan(Direction::Write, builder)?.with_memory(RequestMemory::Sources(sources), options))
+        let planned = self.plan(Direction::Write, builder)?;
+        Ok(Arc::new(Request::new(planned, RequestMemory::Sources(sources), options)))
     }
 
-    fn plan(&self, direction: Direction, builder: RequestBuilder) -> Result<Planned> {
+    fn plan(&self, direction: Direction, builder: RequestBuilder) -> Result<PlannedRequest> {
         self.queue.check_process()?;
         let RequestBuilder { files, file_ends, segments, streams, .. } = builder;
         self.record_buffered(&files);
@@ -114,7 +115,7 @@ impl RequestPlanner {
             blocks = plan.block_count(),
         );
         let has_gpu_memory = !streams.is_empty();
-        Ok(Planned { plan, files, file_ends, has_gpu_memory, starts_after, span })
+        Ok(PlannedRequest { plan, files, file_ends, has_gpu_memory, starts_after, span })
     }
 
     /// Returns whether cuFile may serve some of these files. Fails if cuFile is required and is known not to serve all
@@ -152,23 +153,6 @@ impl RequestPlanner {
                 DirectState::Buffered { reason } => Some(reason),
             });
         }
-    }
-}
-
-/// A request without its memory.
-struct Planned {
-    plan: BlockPlan,
-    files: Vec<Arc<TensorFile>>,
-    file_ends: Vec<u64>,
-    has_gpu_memory: bool,
-    starts_after: Vec<Box<dyn GpuEvent>>,
-    span: tracing::Span,
-}
-
-impl Planned {
-    fn with_memory(self, memory: RequestMemory, options: WriteOptions) -> Arc<Request> {
-        let Self { plan, files, file_ends, has_gpu_memory, starts_after, span } = self;
-        Arc::new(Request::new(plan, (files, file_ends), (memory, has_gpu_memory), starts_after, options, span))
     }
 }
 

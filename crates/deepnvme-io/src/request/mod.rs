@@ -104,15 +104,31 @@ pub(crate) struct Request {
     pub(crate) result: Oneshot<Result<Transferred>>,
 }
 
+/// A request that is planned, without its memory.
+#[derive(Debug)]
+pub(crate) struct PlannedRequest {
+    pub(crate) plan: BlockPlan,
+    pub(crate) files: Vec<Arc<TensorFile>>,
+    /// As [`Request::file_ends`].
+    pub(crate) file_ends: Vec<u64>,
+    pub(crate) has_gpu_memory: bool,
+    /// Events in GPU streams that must be complete before the first block.
+    pub(crate) starts_after: Vec<Box<dyn GpuEvent>>,
+    pub(crate) span: tracing::Span,
+}
+
+#[cfg(test)]
+impl PlannedRequest {
+    /// Plans a request without files.
+    pub(crate) fn without_files(plan: BlockPlan, starts_after: Vec<Box<dyn GpuEvent>>) -> Self {
+        let span = tracing::Span::none();
+        Self { plan, files: Vec::new(), file_ends: Vec::new(), has_gpu_memory: false, starts_after, span }
+    }
+}
+
 impl Request {
-    pub(crate) fn new(
-        plan: BlockPlan,
-        (files, file_ends): (Vec<Arc<TensorFile>>, Vec<u64>),
-        (memory, has_gpu_memory): (RequestMemory, bool),
-        starts_after: Vec<Box<dyn GpuEvent>>,
-        options: WriteOptions,
-        span: tracing::Span,
-    ) -> Self {
+    pub(crate) fn new(planned: PlannedRequest, memory: RequestMemory, options: WriteOptions) -> Self {
+        let PlannedRequest { plan, files, file_ends, has_gpu_memory, starts_after, span } = planned;
         let needs_preparing = needs_preparing(&plan, &files, options.mode);
         Self {
             starts_after,

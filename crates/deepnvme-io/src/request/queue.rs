@@ -403,7 +403,7 @@ mod tests {
     use super::*;
     use crate::backend::Wake;
     use crate::op::Direction;
-    use crate::request::{RequestMemory, WorkItem, WriteMode, WriteOptions};
+    use crate::request::{PlannedRequest, RequestMemory, WorkItem, WriteMode, WriteOptions};
     use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
     use crate::stripe_layout::StripeLayout;
     use crate::sync::{mpsc, thread};
@@ -422,8 +422,8 @@ mod tests {
         let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
         let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
         let options = WriteOptions { mode: WriteMode::WholeFile, ..WriteOptions::default() };
-        let memory = (RequestMemory::Sources(Vec::new()), false);
-        Arc::new(Request::new(plan, (Vec::new(), Vec::new()), memory, Vec::new(), options, tracing::Span::none()))
+        let planned = PlannedRequest::without_files(plan, Vec::new());
+        Arc::new(Request::new(planned, RequestMemory::Sources(Vec::new()), options))
     }
 
     #[test]

@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::gpu::GpuEvent;
     use crate::op::Direction;
-    use crate::request::{RequestMemory, Transfer, WriteOptions};
+    use crate::request::{PlannedRequest, RequestMemory, Transfer, WriteOptions};
     use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
     use crate::stripe_layout::StripeLayout;
     use crate::trace::Recorder;
@@ -239,10 +239,8 @@ mod tests {
         let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
         let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
         let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
-        let memory = (RequestMemory::Sources(Vec::new()), false);
-        let events: Vec<Box<dyn GpuEvent>> = vec![Box::new(event)];
-        let (files, options) = ((Vec::new(), Vec::new()), WriteOptions::default());
-        Arc::new(Request::new(plan, files, memory, events, options, tracing::Span::none()))
+        let planned = PlannedRequest::without_files(plan, vec![Box::new(event)]);
+        Arc::new(Request::new(planned, RequestMemory::Sources(Vec::new()), WriteOptions::default()))
     }
 
     #[test]

@@ -94,21 +94,21 @@ pub(super) struct Extent {
 }
 
 impl Extent {
-    /// Joins the segments of a range of indices, and chooses where their blocks are cut.
+    /// Joins the segments of a range of indices, and chooses where their blocks are cut. The extent is the first of its
+    /// request until `blocks_before` is set.
     pub(super) fn new(
         direction: Direction,
         all: &[Segment],
         segments: Range<usize>,
         geometry: FileGeometry,
         sizes: BlockSizes,
-        blocks_before: u64,
     ) -> Result<Self> {
         let inside = &all[segments.clone()];
         let range = inside[0].offset..inside[inside.len() - 1].end();
         let stripe_bytes = geometry.layout.stripe_bytes;
         let Some(alignment) = geometry.direct else {
             let grid = BlockGrid::new(sizes.bounce_bytes, stripe_bytes, PAGE_BYTES);
-            return Ok(Self { segments, range, grid, geometry, middle: None, blocks_before });
+            return Ok(Self { segments, range, grid, geometry, middle: None, blocks_before: 0 });
         };
         let page_bytes = alignment.offset.bytes().max(PAGE_BYTES);
         let setting = match (sizes.bounce_bytes.is_multiple_of(page_bytes), stripe_bytes) {
@@ -129,7 +129,7 @@ impl Extent {
         let block_bytes = large_bytes.map_or(sizes.bounce_bytes, |bytes| bytes / page_bytes * page_bytes);
         let grid = BlockGrid::new(block_bytes, stripe_bytes, page_bytes);
         let has_edges = inner != range && (direction == Direction::Write || large_bytes.is_some());
-        Ok(Self { segments, range, grid, geometry, middle: has_edges.then_some(inner), blocks_before })
+        Ok(Self { segments, range, grid, geometry, middle: has_edges.then_some(inner), blocks_before: 0 })
     }
 
     /// Returns its range of the file.

@@ -70,7 +70,8 @@ impl BlockPlan {
                 continue;
             }
             let geometry = geometries[plan.segments[start].file as usize];
-            let extent = Extent::new(direction, &plan.segments, start..end, geometry, sizes, plan.block_count)?;
+            let mut extent = Extent::new(direction, &plan.segments, start..end, geometry, sizes)?;
+            extent.blocks_before = plan.block_count;
             plan.block_count += extent.block_count();
             plan.extents.push(extent);
             start = end;

@@ -4,7 +4,7 @@ use fearless_simd::prelude::*;
 
 use super::operators::{add, addcdiv, addcmul};
 use super::tile::{
-    Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
+    StreamAddress, Tiles, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
 };
 use crate::SqrtMode;
 
@@ -49,14 +49,8 @@ impl Adagrad {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd, const N: usize>(
-        self,
-        simd: S,
-        sqrt_mode: SqrtMode,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        sum: &mut Tile<N>,
-    ) {
+    pub(super) fn update<S: Simd, const N: usize>(self, simd: S, sqrt_mode: SqrtMode, tiles: Tiles<'_, N>) {
+        let Tiles { weights, grad, moments: [sum, ..] } = tiles;
         let (mut grads, mut roots) = (*grad.raw, *sum);
         let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(sum)];
         for line in line_offsets::<N>() {

@@ -4,7 +4,7 @@ use fearless_simd::prelude::*;
 
 use super::operators::{Lerp, add, addcdiv, addcmul};
 use super::tile::{
-    Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
+    StreamAddress, Tiles, line_offsets, load, prefetch_ahead, store, vector_offsets, vector_offsets_in_line,
 };
 use crate::SqrtMode;
 
@@ -85,91 +85,60 @@ impl Adam {
 
 impl Scalars {
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "one slice for each thing that a step has")]
-    pub(super) fn tile<S: Simd, const N: usize>(
-        self,
-        simd: S,
-        sqrt_mode: SqrtMode,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        mean: &mut Tile<N>,
-        square: &mut Tile<N>,
-        largest: &mut Tile<N>,
-    ) {
+    pub(super) fn update<S: Simd, const N: usize>(self, simd: S, sqrt_mode: SqrtMode, tiles: Tiles<'_, N>) {
         // A copy for the usual settings, whose loop has no branches.
         let usual = Self { penalty: None, amsgrad: false, ..self };
         match (sqrt_mode, self.penalty, self.amsgrad) {
-            (SqrtMode::Exact, None, false) => usual.exact(simd, weights, grad, mean, square, largest),
-            (SqrtMode::Exact, ..) => self.exact(simd, weights, grad, mean, square, largest),
-            (_, None, false) => usual.estimated(simd, sqrt_mode, weights, grad, mean, square, largest),
-            _ => self.estimated(simd, sqrt_mode, weights, grad, mean, square, largest),
+            (SqrtMode::Exact, None, false) => usual.exact(simd, tiles),
+            (SqrtMode::Exact, ..) => self.exact(simd, tiles),
+            (_, None, false) => usual.estimated(simd, sqrt_mode, tiles),
+            _ => self.estimated(simd, sqrt_mode, tiles),
         }
     }
 
     #[inline(always)]
-    fn exact<S: Simd, const N: usize>(
-        self,
-        simd: S,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        mean: &mut Tile<N>,
-        square: &mut Tile<N>,
-        largest: &mut Tile<N>,
-    ) {
-        let streams = [&*weights, grad.raw, mean, square].map(StreamAddress::of);
+    fn exact<S: Simd, const N: usize>(self, simd: S, mut tiles: Tiles<'_, N>) {
+        let streams = streams(&tiles);
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);
             for at in vector_offsets_in_line::<S>(line) {
-                let (weight, new, radicand) = self.moments(simd, at, weights, grad, mean, square, largest);
-                store::<S, N>(self.update(simd, weight, new, radicand.sqrt()), weights, at);
+                let (weight, mean, radicand) = self.moments(simd, at, &mut tiles);
+                store::<S, N>(self.weight(simd, weight, mean, radicand.sqrt()), tiles.weights, at);
             }
         }
     }
 
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "as above")]
-    fn estimated<S: Simd, const N: usize>(
-        self,
-        simd: S,
-        sqrt_mode: SqrtMode,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        mean: &mut Tile<N>,
-        square: &mut Tile<N>,
-        largest: &mut Tile<N>,
-    ) {
-        let streams = [&*weights, grad.raw, mean, square].map(StreamAddress::of);
+    fn estimated<S: Simd, const N: usize>(self, simd: S, sqrt_mode: SqrtMode, mut tiles: Tiles<'_, N>) {
+        let streams = streams(&tiles);
         let mut roots = [0.0; N];
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);
             for at in vector_offsets_in_line::<S>(line) {
-                let (weight, _, radicand) = self.moments(simd, at, weights, grad, mean, square, largest);
-                store::<S, N>(weight, weights, at);
+                let (weight, _, radicand) = self.moments(simd, at, &mut tiles);
+                store::<S, N>(weight, tiles.weights, at);
                 store::<S, N>(radicand, &mut roots, at);
             }
         }
         roots.as_chunks_mut().0.iter_mut().for_each(|roots| sqrt_mode.estimate(roots));
+        let Tiles { weights, moments: [mean, ..], .. } = tiles;
         for at in vector_offsets::<S, N>() {
-            let (weight, new) = (load(simd, weights, at), load(simd, mean, at));
-            store::<S, N>(self.update(simd, weight, new, load(simd, &roots, at)), weights, at);
+            let (weight, mean) = (load(simd, weights, at), load(simd, mean, at));
+            store::<S, N>(self.weight(simd, weight, mean, load(simd, &roots, at)), weights, at);
         }
     }
 
     /// Updates the moments. Returns the decayed weight, the mean, and the radicand.
     #[inline(always)]
-    #[expect(clippy::too_many_arguments, reason = "as above")]
     fn moments<S: Simd, const N: usize>(
         self,
         simd: S,
         at: usize,
-        weights: &Tile<N>,
-        grad: Grad<'_, N>,
-        mean: &mut Tile<N>,
-        square: &mut Tile<N>,
-        largest: &mut Tile<N>,
+        tiles: &mut Tiles<'_, N>,
     ) -> (S::f32s, S::f32s, S::f32s) {
-        let weight = load(simd, weights, at) * S::f32s::splat(simd, self.decay);
-        let mut grad = grad.load(simd, at);
+        let [mean, square, largest] = &mut tiles.moments;
+        let weight = load(simd, tiles.weights, at) * S::f32s::splat(simd, self.decay);
+        let mut grad = tiles.grad.load(simd, at);
         if let Some(penalty) = self.penalty {
             grad = add(simd, grad, weight, penalty);
         }
@@ -187,9 +156,16 @@ impl Scalars {
         (weight, new, radicand)
     }
 
+    /// Returns the new weight.
     #[inline(always)]
-    fn update<S: Simd>(self, simd: S, weight: S::f32s, mean: S::f32s, root: S::f32s) -> S::f32s {
+    fn weight<S: Simd>(self, simd: S, weight: S::f32s, mean: S::f32s, root: S::f32s) -> S::f32s {
         let denominator = root / S::f32s::splat(simd, self.correction) + S::f32s::splat(simd, self.eps);
         addcdiv(simd, weight, mean, denominator, self.rate)
     }
+}
+
+/// Returns the streams to prefetch. The maximum of squares is rarely among the moments.
+fn streams<const N: usize>(tiles: &Tiles<'_, N>) -> [StreamAddress; 4] {
+    let [mean, square, _] = &tiles.moments;
+    [&*tiles.weights, tiles.grad.raw, mean, square].map(StreamAddress::of)
 }

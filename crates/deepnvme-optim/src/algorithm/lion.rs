@@ -12,7 +12,7 @@
 use fearless_simd::prelude::*;
 
 use super::operators::Lerp;
-use super::tile::{Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets_in_line};
+use super::tile::{StreamAddress, Tiles, line_offsets, load, prefetch_ahead, store, vector_offsets_in_line};
 
 /// Settings of Lion.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -57,13 +57,8 @@ impl Lion {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd, const N: usize>(
-        self,
-        simd: S,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        mean: &mut Tile<N>,
-    ) {
+    pub(super) fn update<S: Simd, const N: usize>(self, simd: S, tiles: Tiles<'_, N>) {
+        let Tiles { weights, grad, moments: [mean, ..] } = tiles;
         // A sign of zero times the negative rate is -0.0, which leaves a weight of -0.0 as it is.
         let (zero, rate) = (S::f32s::splat(simd, -0.0), S::f32s::splat(simd, self.rate));
         let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(mean)];

@@ -15,13 +15,16 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use lion::Lion;
 pub use sgd::Sgd;
-pub(crate) use tile::{Grad, Tile};
+pub(crate) use tile::{Grad, Tiles};
 
 use fearless_simd::prelude::*;
 
 use crate::SqrtMode;
 use crate::error::{Error, Result};
 use crate::moment::Sign;
+
+/// The maximum number of moments of an algorithm.
+pub const MOMENTS_MAX: usize = 3;
 
 /// An optimizer algorithm and its settings.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -121,21 +124,14 @@ impl Algorithm {
 impl Scalars {
     /// Updates a tile of weights and its moments.
     #[inline(always)]
-    pub(crate) fn tile<S: Simd, const N: usize>(
-        &self,
-        simd: S,
-        sqrt_mode: SqrtMode,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        [first, second, third]: [&mut Tile<N>; 3],
-    ) {
+    pub(crate) fn update<S: Simd, const N: usize>(&self, simd: S, sqrt_mode: SqrtMode, tiles: Tiles<'_, N>) {
         // By value: scalars behind a reference would be reloaded for every vector, since tiles are written in
         // between.
         match *self {
-            Self::Adam(algorithm) => algorithm.tile(simd, sqrt_mode, weights, grad, first, second, third),
-            Self::Lion(algorithm) => algorithm.tile(simd, weights, grad, first),
-            Self::Sgd(algorithm) => algorithm.tile(simd, weights, grad, first),
-            Self::Adagrad(algorithm) => algorithm.tile(simd, sqrt_mode, weights, grad, first),
+            Self::Adam(algorithm) => algorithm.update(simd, sqrt_mode, tiles),
+            Self::Lion(algorithm) => algorithm.update(simd, tiles),
+            Self::Sgd(algorithm) => algorithm.update(simd, tiles),
+            Self::Adagrad(algorithm) => algorithm.update(simd, sqrt_mode, tiles),
         }
     }
 }

@@ -3,7 +3,7 @@
 use fearless_simd::prelude::*;
 
 use super::operators::add;
-use super::tile::{Grad, StreamAddress, Tile, line_offsets, load, prefetch_ahead, store, vector_offsets_in_line};
+use super::tile::{StreamAddress, Tiles, line_offsets, load, prefetch_ahead, store, vector_offsets_in_line};
 
 /// Settings of `torch.optim.SGD`.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -55,13 +55,8 @@ impl Sgd {
 
 impl Scalars {
     #[inline(always)]
-    pub(super) fn tile<S: Simd, const N: usize>(
-        self,
-        simd: S,
-        weights: &mut Tile<N>,
-        grad: Grad<'_, N>,
-        buffer: &mut Tile<N>,
-    ) {
+    pub(super) fn update<S: Simd, const N: usize>(self, simd: S, tiles: Tiles<'_, N>) {
+        let Tiles { weights, grad, moments: [buffer, ..] } = tiles;
         let streams = [StreamAddress::of(weights), StreamAddress::of(grad.raw), StreamAddress::of(buffer)];
         for line in line_offsets::<N>() {
             prefetch_ahead(&streams, line);

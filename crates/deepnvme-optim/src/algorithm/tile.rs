@@ -2,6 +2,8 @@
 
 use fearless_simd::prelude::*;
 
+use super::MOMENTS_MAX;
+
 /// Elements of a cache line.
 const LINE: usize = 16;
 /// Distance of prefetches, in elements.
@@ -24,6 +26,13 @@ impl<const N: usize> Grad<'_, N> {
     pub(super) fn load<S: Simd>(&self, simd: S, at: usize) -> S::f32s {
         load(simd, self.raw, at) * S::f32s::splat(simd, self.unscale) * S::f32s::splat(simd, self.clip)
     }
+}
+
+/// The tiles that an algorithm updates together. It leaves the moments that it does not have as they are.
+pub(crate) struct Tiles<'a, const N: usize> {
+    pub(crate) weights: &'a mut Tile<N>,
+    pub(crate) grad: Grad<'a, N>,
+    pub(crate) moments: [&'a mut Tile<N>; MOMENTS_MAX],
 }
 
 /// Returns the offsets of cache lines in a tile.

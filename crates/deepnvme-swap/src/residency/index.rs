@@ -83,65 +83,61 @@ impl Index {
         index
     }
 
-    pub(super) fn remove(&mut self, id: ItemId, filing: &Filing) {
-        if let Some((next_use, sets)) = filing.sorted {
-            let item = (id, filing.slot_bytes);
-            if sets.clean {
-                self.clean.remove(next_use, item);
-            }
-            if sets.evictable {
-                self.evictable.remove(next_use, item);
-            }
-            if sets.write_back {
-                self.write_back.remove(next_use, id);
-            }
-            if sets.missing {
-                self.missing.remove(next_use, id);
-            }
-        }
-        if filing.is_flush {
-            self.flushes.remove(&id);
-        }
-        if filing.write_failed {
-            self.write_failed.remove(&id);
-        }
-        if let Some(ticket) = filing.ticket {
-            self.lacking.remove(&(ticket, id));
-        }
-        self.removing -= usize::from(filing.is_removing);
-        self.spare_bytes -= filing.spare_bytes;
-        self.window_bytes -= filing.window_bytes;
-        self.window_items -= usize::from(filing.window_bytes > 0);
+    pub(super) fn insert(&mut self, id: ItemId, filing: &Filing) {
+        self.change(id, filing, Change::Insert);
     }
 
-    pub(super) fn insert(&mut self, id: ItemId, filing: &Filing) {
+    pub(super) fn remove(&mut self, id: ItemId, filing: &Filing) {
+        self.change(id, filing, Change::Remove);
+    }
+
+    fn change(&mut self, id: ItemId, filing: &Filing, change: Change) {
         if let Some((next_use, sets)) = filing.sorted {
-            let item = (id, filing.slot_bytes);
-            if sets.clean {
-                self.clean.insert(next_use, item);
+            for (set, is_member) in [(&mut self.clean, sets.clean), (&mut self.evictable, sets.evictable)] {
+                match change {
+                    Change::Insert if is_member => set.insert(next_use, (id, filing.slot_bytes)),
+                    Change::Remove if is_member => set.remove(next_use, (id, filing.slot_bytes)),
+                    _ => {}
+                }
             }
-            if sets.evictable {
-                self.evictable.insert(next_use, item);
-            }
-            if sets.write_back {
-                self.write_back.insert(next_use, id);
-            }
-            if sets.missing {
-                self.missing.insert(next_use, id);
+            for (order, is_member) in [(&mut self.write_back, sets.write_back), (&mut self.missing, sets.missing)] {
+                match change {
+                    Change::Insert if is_member => order.insert(next_use, id),
+                    Change::Remove if is_member => order.remove(next_use, id),
+                    _ => {}
+                }
             }
         }
-        if filing.is_flush {
-            self.flushes.insert(id);
+        change.member(&mut self.flushes, filing.is_flush.then_some(id));
+        change.member(&mut self.write_failed, filing.write_failed.then_some(id));
+        change.member(&mut self.lacking, filing.ticket.map(|ticket| (ticket, id)));
+        change.sum(&mut self.removing, usize::from(filing.is_removing));
+        change.sum(&mut self.spare_bytes, filing.spare_bytes);
+        change.sum(&mut self.window_bytes, filing.window_bytes);
+        change.sum(&mut self.window_items, usize::from(filing.window_bytes > 0));
+    }
+}
+
+/// What happens to an item's share of each set and sum.
+#[derive(Clone, Copy)]
+enum Change {
+    Insert,
+    Remove,
+}
+
+impl Change {
+    fn member<T: Ord>(self, set: &mut BTreeSet<T>, member: Option<T>) {
+        match (self, member) {
+            (Self::Insert, Some(member)) => drop(set.insert(member)),
+            (Self::Remove, Some(member)) => drop(set.remove(&member)),
+            (_, None) => {}
         }
-        if filing.write_failed {
-            self.write_failed.insert(id);
+    }
+
+    fn sum(self, sum: &mut usize, part: usize) {
+        match self {
+            Self::Insert => *sum += part,
+            Self::Remove => *sum -= part,
         }
-        if let Some(ticket) = filing.ticket {
-            self.lacking.insert((ticket, id));
-        }
-        self.removing += usize::from(filing.is_removing);
-        self.spare_bytes += filing.spare_bytes;
-        self.window_bytes += filing.window_bytes;
-        self.window_items += usize::from(filing.window_bytes > 0);
     }
 }

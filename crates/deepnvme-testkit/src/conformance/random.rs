@@ -36,54 +36,76 @@ impl Expected {
 /// If the backend breaks the contract, like every check.
 pub fn random_ops_agree_with_a_model(make: Make<'_>) {
     for seed in 0..3 {
-        let content = random_bytes(seed, FILE_BYTES as usize);
-        let file = TestFile::holding(&content);
-        let mut model = Model::new(0, content);
-        let mut harness = Harness::new(make, [1, 8, 64][seed as usize]);
-        let mut rng = Rng::keyed(seed, &[9]);
-        let mut flights: HashMap<Token, Expected> = HashMap::new();
-        let ground = Scope { range: 0..FILE_BYTES + 5000, block_bytes: 16 << 10, step_bytes_max: 100 << 10 };
-        for step in Program::new(seed, STEPS, &ground).steps {
+        let mut run = Run::new(make, seed);
+        let scope = Scope { range: 0..FILE_BYTES + 5000, block_bytes: 16 << 10, step_bytes_max: 100 << 10 };
+        for step in Program::new(seed, STEPS, &scope).steps {
             if step.range().is_empty() {
                 continue;
             }
-            if flights.values().any(|flight| flight.conflicts_with(&step)) {
-                while !flights.is_empty() {
-                    bring_home(seed, &mut harness, &mut flights);
-                }
-            } else if harness.backend.in_flight() == harness.backend.depth() {
-                bring_home(seed, &mut harness, &mut flights);
+            if run.in_flight.values().any(|expected| expected.conflicts_with(&step)) {
+                run.complete_all();
+            } else if run.harness.backend.in_flight() == run.harness.backend.depth() {
+                run.complete_some();
             }
-            start(&mut harness, &file, &mut model, &mut flights, &mut rng, &step);
+            run.start(&step);
         }
-        while !flights.is_empty() {
-            bring_home(seed, &mut harness, &mut flights);
-        }
-        assert_eq!(difference(&file.bytes(), model.bytes()), None, "seed {seed}: the file is not the model");
+        run.complete_all();
+        assert_eq!(difference(&run.file.bytes(), run.model.bytes()), None, "seed {seed}: the file is not the model");
     }
 }
 
-fn start(
-    harness: &mut Harness,
-    file: &TestFile,
-    model: &mut Model,
-    flights: &mut HashMap<Token, Expected>,
-    rng: &mut Rng,
-    step: &Step,
-) {
-    let range = step.range().clone();
-    let len = (range.end - range.start) as usize;
-    let (kind, memory, read) = match step {
-        Step::Write { skew, data_seed, .. } => {
-            let bytes = random_bytes(*data_seed, len);
-            model.write(range.start, &bytes);
-            (OpKind::Write, region_holding(*skew, &bytes).region(), None)
+/// A program that runs.
+struct Run {
+    seed: u64,
+    harness: Harness,
+    file: TestFile,
+    model: Model,
+    in_flight: HashMap<Token, Expected>,
+    rng: Rng,
+}
+
+impl Run {
+    fn new(make: Make<'_>, seed: u64) -> Self {
+        let content = random_bytes(seed, FILE_BYTES as usize);
+        Self {
+            seed,
+            file: TestFile::holding(&content),
+            model: Model::new(0, content),
+            harness: Harness::new(make, [1, 8, 64][seed as usize]),
+            rng: Rng::keyed(seed, &[9]),
+            in_flight: HashMap::new(),
         }
-        Step::Read { skew, .. } => (OpKind::Read, region_at(*skew, len).region(), Some(model.read(&range).to_vec())),
-    };
-    let op = harness.op(kind, &file.file, range.start, &cut(rng, &memory));
-    let token = harness.submit(op);
-    flights.insert(token, Expected { range, write: step.is_write(), read });
+    }
+
+    fn start(&mut self, step: &Step) {
+        let range = step.range().clone();
+        let len = (range.end - range.start) as usize;
+        let (kind, memory, read) = match step {
+            Step::Write { skew, data_seed, .. } => {
+                let bytes = random_bytes(*data_seed, len);
+                self.model.write(range.start, &bytes);
+                (OpKind::Write, region_holding(*skew, &bytes).region(), None)
+            }
+            Step::Read { skew, .. } => {
+                (OpKind::Read, region_at(*skew, len).region(), Some(self.model.read(&range).to_vec()))
+            }
+        };
+        let op = self.harness.op(kind, &self.file.file, range.start, &cut(&mut self.rng, &memory));
+        let token = self.harness.submit(op);
+        self.in_flight.insert(token, Expected { range, write: step.is_write(), read });
+    }
+
+    fn complete_all(&mut self) {
+        while !self.in_flight.is_empty() {
+            self.complete_some();
+        }
+    }
+
+    fn complete_some(&mut self) {
+        for completion in self.harness.reap_some() {
+            check_completion(self.seed, &mut self.in_flight, &completion);
+        }
+    }
 }
 
 /// Splits the memory into one or a few pieces.
@@ -95,15 +117,9 @@ fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
     cuts.windows(2).map(|pair| memory.slice(pair[0]..pair[1])).collect()
 }
 
-fn bring_home(seed: u64, harness: &mut Harness, flights: &mut HashMap<Token, Expected>) {
-    for completion in harness.reap_some() {
-        check_completion(seed, flights, &completion);
-    }
-}
-
-fn check_completion(seed: u64, flights: &mut HashMap<Token, Expected>, completion: &Completion) {
+fn check_completion(seed: u64, in_flight: &mut HashMap<Token, Expected>, completion: &Completion) {
     let token = completion.op.token;
-    let expected = flights.remove(&token).unwrap_or_else(|| panic!("seed {seed}: {token:?} came back twice"));
+    let expected = in_flight.remove(&token).unwrap_or_else(|| panic!("seed {seed}: {token:?} came back twice"));
     let len = (expected.range.end - expected.range.start) as usize;
     let moved = completion.result.unwrap_or_else(|errno| panic!("seed {seed}: {:?} gave {errno}", completion.op));
     let Some(bytes) = expected.read else {

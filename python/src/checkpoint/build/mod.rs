@@ -35,13 +35,13 @@ const PARAMETER_ARGUMENTS_MAX: usize = 4;
 
 /// Builds the root object.
 pub(super) fn build<'py>(
-    py: Python<'py>,
     graph: &Graph,
     state: &PickledState,
     factory: &Bound<'py, PyAny>,
     storages: &Bound<'py, PyList>,
     wanted: Option<&[String]>,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let py = factory.py();
     let costs = factory.getattr(intern!(py, "hash_costs"))?.cast_into::<HashCosts>()?;
     let keys = state.storages.iter().enumerate().map(|(index, storage)| (storage.key.as_str(), index));
     let mut builder = Builder {
