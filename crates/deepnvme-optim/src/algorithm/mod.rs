@@ -15,6 +15,7 @@ pub use adagrad::Adagrad;
 pub use adam::Adam;
 pub use lion::Lion;
 pub use sgd::Sgd;
+pub use tile::MOMENTS_MAX;
 pub(crate) use tile::{Grad, Tiles};
 
 use fearless_simd::prelude::*;
@@ -22,9 +23,6 @@ use fearless_simd::prelude::*;
 use crate::SqrtMode;
 use crate::error::{Error, Result};
 use crate::moment::Sign;
-
-/// The maximum number of moments of an algorithm.
-pub const MOMENTS_MAX: usize = 3;
 
 /// An optimizer algorithm and its settings.
 #[derive(Clone, Copy, PartialEq, Debug)]

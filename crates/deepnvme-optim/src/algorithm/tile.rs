@@ -2,12 +2,13 @@
 
 use fearless_simd::prelude::*;
 
-use super::MOMENTS_MAX;
-
 /// Elements of a cache line.
 const LINE: usize = 16;
 /// Distance of prefetches, in elements.
 const AHEAD: usize = 8 * LINE;
+
+/// The maximum number of moments of an algorithm.
+pub const MOMENTS_MAX: usize = 3;
 
 /// A tile of fp32.
 pub(crate) type Tile<const N: usize> = [f32; N];
