@@ -2,7 +2,7 @@
 
 use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::{current_gpu, wait_for_copies as wait_for_copies_of};
-use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
+use deepnvme_mem::dlpack::DLDevice;
 use deepnvme_mem::{Device, Strided};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
@@ -10,16 +10,15 @@ use pyo3::types::{PyList, PyType};
 
 use crate::error::InvalidArgumentError;
 use crate::imported::module;
-use crate::memory::{self, Described, KeepAlive, Layout, Location, MemoryAccess, PlainTensor};
+use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess, PlainClasses, PlainTensor};
 use crate::once::{GilOnce, intern};
 
 /// The torch objects by which tensors are recognised.
 struct Torch {
     tensor: Py<PyType>,
-    parameter: Py<PyAny>,
     strided: Py<PyAny>,
     /// Available from torch 2.10 on.
-    exchange: Option<&'static ExchangeApi>,
+    plain: Option<PlainClasses>,
 }
 
 /// Returns torch, if this process has imported it.
@@ -32,12 +31,9 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     // An import in progress has not defined its classes yet.
     let (Ok(tensor), Ok(strided)) = (module.getattr("Tensor"), module.getattr("strided")) else { return Ok(None) };
     let Ok(parameter) = module.getattr("nn").and_then(|nn| nn.getattr("Parameter")) else { return Ok(None) };
-    let torch = Torch {
-        exchange: memory::exchange_api(&tensor),
-        tensor: tensor.cast_into::<PyType>()?.unbind(),
-        parameter: parameter.unbind(),
-        strided: strided.unbind(),
-    };
+    let tensor = tensor.cast_into::<PyType>()?;
+    let plain = PlainClasses::of(&tensor, parameter.cast::<PyType>()?);
+    let torch = Torch { tensor: tensor.unbind(), strided: strided.unbind(), plain };
     Ok(Some(TORCH.get_or_init(py, || torch)))
 }
 
@@ -85,31 +81,8 @@ pub(crate) fn increment_versions(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -
 
 /// Returns the C functions that describe tensors, and the two classes that they take: torch's own, without subclasses.
 /// `None` before torch 2.10.
-pub(crate) fn plain_classes(py: Python<'_>) -> PyResult<Option<PlainClasses<'_>>> {
-    let Some(torch) = imported(py)? else { return Ok(None) };
-    Ok(torch.exchange.map(|exchange| PlainClasses {
-        exchange,
-        classes: [torch.tensor.bind(py).as_any().clone(), torch.parameter.bind(py).clone()],
-    }))
-}
-
-/// torch's own classes of tensors.
-pub(crate) struct PlainClasses<'py> {
-    exchange: &'static ExchangeApi,
-    classes: [Bound<'py, PyAny>; 2],
-}
-
-impl PlainClasses<'_> {
-    /// Returns whether an object is of one of them. Subclasses may redefine the attributes.
-    pub(crate) fn contain(&self, object: &Bound<'_, PyAny>) -> bool {
-        let class = object.get_type();
-        self.classes.iter().any(|own| class.is(own))
-    }
-
-    /// Describes a CPU tensor of these classes. `None` for anything else.
-    pub(crate) fn describe<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
-        if self.contain(object) { memory::describe(self.exchange, object) } else { None }
-    }
+pub(crate) fn plain_classes(py: Python<'_>) -> PyResult<Option<&PlainClasses>> {
+    Ok(imported(py)?.and_then(|torch| torch.plain.as_ref()))
 }
 
 /// Returns the layout of a tensor; `None` for anything else.
@@ -139,9 +112,9 @@ fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<L
     let Some(PlainTensor { addresses, dtype, device, .. }) = plain_of(object, torch)? else { return Ok(None) };
     let (address, bytes) = (addresses.start, addresses.len());
     check_inside(object, &storage, dtype.item_bytes().unwrap_or(1), bytes)?;
-    let location = match (device.device_type, torch.exchange) {
+    let location = match (device.device_type, &torch.plain) {
         (DLDevice::CPU, _) => Location::HOST,
-        (_, Some(exchange)) => match memory::location_of(exchange, device, object.py()) {
+        (_, Some(classes)) => match classes.location_of(device, object.py()) {
             Some(location) => location,
             None => location(object)?,
         },
@@ -157,17 +130,10 @@ pub(crate) fn plain(object: &Bound<'_, PyAny>) -> PyResult<Option<PlainTensor>> 
 }
 
 fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTensor>> {
-    let (py, class) = (object.py(), object.get_type());
-    let Some(exchange) = torch.exchange else { return Ok(None) };
-    // Subclasses may redefine the attributes.
-    if !class.is(&torch.tensor) && !class.is(&torch.parameter) {
-        return Ok(None);
-    }
-    let Some(described) = memory::describe_anywhere(exchange, object).and_then(|found| found.plain()) else {
-        return Ok(None);
-    };
+    let described = torch.plain.as_ref().and_then(|classes| classes.describe_anywhere(object));
+    let Some(described) = described.and_then(|found| found.plain()) else { return Ok(None) };
     // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
-    Ok((!object.call_method0(intern!(py, "is_neg"))?.is_truthy()?).then_some(described))
+    Ok((!object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()?).then_some(described))
 }
 
 /// Waits for torch's current stream, which may copy from or to pinned memory. Runs no Python code, so that no signal is
@@ -176,7 +142,7 @@ pub(crate) fn wait_for_copies(py: Python<'_>) {
     let Some(Device::Cuda { index }) = current_gpu() else { return };
     let device = DLDevice { device_type: DLDevice::CUDA, device_id: index.cast_signed() };
     let Ok(Some(torch)) = imported(py) else { return };
-    if let Some(location) = torch.exchange.and_then(|exchange| memory::location_of(exchange, device, py)) {
+    if let Some(location) = torch.plain.as_ref().and_then(|classes| classes.location_of(device, py)) {
         return py.detach(|| wait_for_copies_of(location.stream));
     }
     // Before torch 2.10.

@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup, Wake};
 use deepnvme_io::gpu::GdsAccess;
+use deepnvme_io::mem::{Region, RegistrableRange};
 use deepnvme_io::op::{Completion, Errno, Op, OpKind, RegisteredFile, Submit, Token};
-use deepnvme_io::{Result, SubmitMode, mem::Region};
+use deepnvme_io::{Result, SubmitMode};
 use deepnvme_testkit::data::TestFile;
 use fake_driver::{Gpu, GpuMemory};
 
@@ -169,11 +170,11 @@ impl Backend for OnGpu {
         self.inner().waker()
     }
 
-    fn register(&mut self, memory: &Region) -> bool {
+    fn register(&mut self, memory: &RegistrableRange) -> bool {
         self.inner_mut().register(memory)
     }
 
-    fn unregister(&mut self, memory: &Region) {
+    fn unregister(&mut self, memory: &RegistrableRange) {
         self.inner_mut().unregister(memory);
     }
 }

@@ -12,7 +12,7 @@ use deepnvme_io::probe::{Availability, Probe};
 use deepnvme_io::{
     Access, BackendChoice, Config, DirectMode, Engine, ErrorKind, OpenOptions, SubmitMode, TensorFile, WriteOptions,
 };
-use deepnvme_mem::{Buffer, Region};
+use deepnvme_mem::{Buffer, Region, RegistrableRange};
 
 /// Set in a child: the name of the test to run.
 const CHILD: &str = "DEEPNVME_TEST_CHILD";
@@ -274,7 +274,10 @@ fn io_uring_works_where_memory_cannot_be_pinned() {
             return;
         };
         let memory = |bytes| Buffer::zeroed(bytes).unwrap().into_region().region();
-        assert!(!backend.register(&memory(1 << 20)), "1 MiB was pinned where 256 KiB are allowed");
+        assert!(
+            !backend.register(&RegistrableRange::from(&memory(1 << 20))),
+            "1 MiB was pinned where 256 KiB are allowed"
+        );
         assert_eq!(engine_round_trip(BackendChoice::Uring), BackendKind::Uring);
     };
     in_child("io_uring_works_where_memory_cannot_be_pinned", || limit_locked_memory(256 << 10), body);

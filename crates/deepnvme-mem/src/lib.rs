@@ -8,6 +8,7 @@
 //!   [`LockState`] is the outcome.
 //! - [`Region`] and [`RegionMut`]: an address, a length, a [`Device`] and an [`Owner`] that keeps the memory alive.
 //!   They never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
+//! - [`RegistrableRange`]: memory to register, without access to its bytes.
 //! - [`Strided`]: the layout of a strided tensor. [`Rows`] are the pieces of memory that it leads to.
 //! - [`Reserved`]: a reserved address range, of which only the written pages have memory.
 //! - [`Arena`]: one piece of memory that its owner divides freely.
@@ -51,6 +52,7 @@ mod prefetch;
 mod raw_memory;
 mod region;
 mod region_mut;
+mod registrable_range;
 mod reserved;
 mod rows;
 mod runs;
@@ -72,6 +74,7 @@ pub use prefetch::prefetch;
 pub use raw_memory::Owner;
 pub use region::Region;
 pub use region_mut::RegionMut;
+pub use registrable_range::RegistrableRange;
 pub use reserved::Reserved;
 pub use rows::Rows;
 pub use shared_bytes::{TensorPlace, first_shared};

@@ -54,7 +54,7 @@ fn loom_one_slot_serves_all_waiters() {
             })
             .collect();
         threads.into_iter().for_each(|thread| thread.join().unwrap());
-        assert_eq!(pool.free(), 1);
+        assert_eq!(pool.free_slots(), 1);
     });
 }
 
@@ -100,7 +100,7 @@ fn loom_try_take_does_not_lose_a_wake_up() {
         drop(slot);
         waits.join().unwrap();
         tries.join().unwrap();
-        assert_eq!(pool.free(), 1);
+        assert_eq!(pool.free_slots(), 1);
     });
 }
 

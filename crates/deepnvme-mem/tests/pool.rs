@@ -14,7 +14,7 @@ use deepnvme_mem::{Pool, Region, RegionMut};
 #[test]
 fn slots_are_adjacent_and_page_aligned() {
     let pool = Pool::new(5000, 3, false).unwrap();
-    assert_eq!((pool.slots(), pool.slot_bytes(), pool.bound_bytes(), pool.free()), (3, 5000, 3 * 8192, 3));
+    assert_eq!((pool.slots(), pool.slot_bytes(), pool.bound_bytes(), pool.free_slots()), (3, 5000, 3 * 8192, 3));
     let arena = pool.arena();
     assert_eq!((arena.addr() % 4096, arena.len()), (0, pool.bound_bytes()));
     let slots: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();
@@ -24,7 +24,7 @@ fn slots_are_adjacent_and_page_aligned() {
         assert_eq!(slot.region().addr(), arena.addr() + slot.index() * 8192);
     }
     assert_eq!(slots.iter().map(|slot| slot.index()).collect::<HashSet<_>>().len(), 3);
-    assert_eq!(pool.free(), 0);
+    assert_eq!(pool.free_slots(), 0);
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn the_last_returned_slot_is_taken_first() {
     drop(first);
     assert_eq!(pool.try_take().unwrap().index(), index, "its bytes may still be cached");
     drop(second);
-    assert_eq!(pool.free(), 4);
+    assert_eq!(pool.free_slots(), 4);
 }
 
 #[test]
@@ -152,13 +152,13 @@ fn no_slot_has_two_holders() {
         }
         drop(sender);
     });
-    assert_eq!(pool.free(), SLOTS);
+    assert_eq!(pool.free_slots(), SLOTS);
 }
 
 #[test]
 fn an_empty_pool_has_no_slots() {
     let pool = Pool::new(4096, 0, true).unwrap();
-    assert_eq!((pool.slots(), pool.free(), pool.bound_bytes()), (0, 0, 0));
+    assert_eq!((pool.slots(), pool.free_slots(), pool.bound_bytes()), (0, 0, 0));
     assert!(pool.try_take().is_none() && pool.take_timeout(Duration::from_millis(1)).is_none());
     assert!(pool.arena().is_empty());
 }

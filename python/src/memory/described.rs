@@ -8,9 +8,11 @@ use std::sync::Arc;
 
 use deepnvme_mem::dlpack::{DLDataType, DLDevice, ExchangeApi};
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
+use super::capsule::exchange_api;
 use super::held_storages::StorageHolds;
-use super::layout::MemoryAccess;
+use super::layout::{Location, MemoryAccess, location_of};
 use super::tensor_slice::{Plain, TensorSlice};
 
 /// A tensor. Python code may change it, so the callers drop this before they run any.
@@ -35,17 +37,49 @@ pub(crate) struct PlainTensor {
     pub(crate) device: DLDevice,
 }
 
-/// Describes a CPU tensor. `None` for all others. The object must be of the type that exported the functions.
-pub(crate) fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
-    describe_anywhere(api, object).filter(|found| found.device.device_type == DLDevice::CPU)
+/// torch's own two classes of tensors, and the C functions that describe their tensors.
+pub(crate) struct PlainClasses {
+    exchange: &'static ExchangeApi,
+    tensor: Py<PyType>,
+    parameter: Py<PyType>,
 }
 
-/// Describes a tensor in host memory or on a CUDA GPU. `None` for all others. The object must be of the type that
-/// exported the functions.
-pub(crate) fn describe_anywhere<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
+impl PlainClasses {
+    /// `None` before torch 2.10, which does not export the functions.
+    pub(crate) fn of(tensor: &Bound<'_, PyType>, parameter: &Bound<'_, PyType>) -> Option<Self> {
+        let exchange = exchange_api(tensor)?;
+        let is_derived = parameter.is_subclass(tensor).unwrap_or(false);
+        is_derived.then(|| Self { exchange, tensor: tensor.clone().unbind(), parameter: parameter.clone().unbind() })
+    }
+
+    /// Returns whether an object is of one of the classes. Subclasses may redefine the attributes.
+    pub(crate) fn contain(&self, object: &Bound<'_, PyAny>) -> bool {
+        let class = object.get_type();
+        class.is(&self.tensor) || class.is(&self.parameter)
+    }
+
+    /// Describes a CPU tensor of the classes. `None` for all other objects.
+    pub(crate) fn describe<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
+        self.describe_anywhere(object).filter(|found| found.device.device_type == DLDevice::CPU)
+    }
+
+    /// Describes a tensor of the classes in host memory or on a CUDA GPU. `None` for all other objects.
+    pub(crate) fn describe_anywhere<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
+        if self.contain(object) { describe(self.exchange, object) } else { None }
+    }
+
+    /// Returns a CUDA GPU, and torch's current stream of this thread there. `None` if torch does not tell.
+    pub(crate) fn location_of(&self, device: DLDevice, py: Python<'_>) -> Option<Location> {
+        location_of(self.exchange, device, py)
+    }
+}
+
+/// Describes a tensor in host memory or on a CUDA GPU. Its class must have exported the functions, or be derived from
+/// the class that did.
+fn describe<'a>(api: &ExchangeApi, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
     let pointer = ptr::NonNull::new(object.as_ptr().cast::<c_void>())?;
-    // SAFETY: `object` is a live reference, and holding it means to hold the GIL. Its type exported `api`: the callers
-    // let only torch's own two classes pass.
+    // SAFETY: `object` is a live reference, and holding it means to hold the GIL. The only caller has checked that its
+    // class is one of those in `PlainClasses`, and `PlainClasses::of` that they belong to the functions.
     let Some(tensor) = (unsafe { api.describe(pointer) }) else {
         drop(PyErr::take(object.py()));
         return None;
@@ -120,28 +154,29 @@ impl Described<'_> {
         self.shape == other.shape && strides.all(|((one, other), size)| *size == 1 || one == other)
     }
 
-    /// Returns the address of the only element, if it has the size of this type and is aligned. Unlike [`Self::slice`],
-    /// it does not compare the element with the storage.
+    /// Returns the address of the only element, if it is in host memory, has the size of this type and is aligned.
+    /// Unlike [`Self::slice`], it does not compare the element with the storage.
     fn scalar<T: Plain>(&self) -> Option<*mut T> {
-        let fits = self.elements == 1 && self.dtype.item_bytes() == Some(size_of::<T>());
+        let is_one = self.elements == 1 && self.device.device_type == DLDevice::CPU;
+        let fits = is_one && self.dtype.item_bytes() == Some(size_of::<T>());
         (fits && self.address.is_multiple_of(align_of::<T>()))
             .then(|| ptr::with_exposed_provenance_mut::<T>(self.address))
     }
 
     /// Reads the element of a CPU tensor that has one, of the size of this type. `None` for other tensors.
     pub(crate) fn read_scalar<T: Plain>(&self) -> Option<T> {
-        // SAFETY: torch has stated the address, which is aligned, and any bits are valid. The callers describe CPU
-        // tensors and run no Python code in between, so the memory is still there. The Python program must not have
-        // made the storage smaller than the tensor.
+        // SAFETY: torch has stated the address, which is aligned and in host memory, and any bits are valid. The callers
+        // run no Python code after they describe the tensor, so the memory is still there. The Python program must not
+        // have made the storage smaller than the tensor.
         self.scalar::<T>().map(|address| unsafe { address.read() })
     }
 
     /// Writes the element of a CPU tensor that has one, of the size of this type. Other tensors stay as they are.
     pub(crate) fn write_scalar<T: Plain>(&self, value: T) {
         if let Some(address) = self.scalar::<T>() {
-            // SAFETY: torch has stated the address, which is aligned. The callers describe CPU tensors and run no
-            // Python code in between, so the memory is still there. The Python program must not have made the storage
-            // smaller than the tensor. The callers drop the slices of their kernels first and hold the GIL: no Rust
+            // SAFETY: torch has stated the address, which is aligned and in host memory. The callers run no Python code
+            // after they describe the tensor, so the memory is still there. The Python program must not have made the
+            // storage smaller than the tensor. The callers drop the slices of their kernels first and hold the GIL: no Rust
             // reference to the element exists.
             unsafe { address.write(value) };
         }

@@ -25,12 +25,12 @@ mod resize_flag;
 mod tensor_slice;
 
 pub(crate) use buffer::{Exported, array_struct, exported, is_buffer, new_bytes, with_bytes};
-pub(crate) use capsule::{capsule, exchange_api, has_name, take};
-pub(crate) use described::{Described, PlainTensor, describe, describe_anywhere};
+pub(crate) use capsule::{capsule, has_name, take};
+pub(crate) use described::{Described, PlainClasses, PlainTensor};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use held_storages::{_is_held, KeepAlive, StorageHolds};
 pub(crate) use interpreter::{GcPause, call_soon};
-pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, location_of, raw_stream, stream};
+pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, raw_stream, stream};
 pub(crate) use region::{ObjectMemory, storage_region};
 
 pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint, check_disjoint_from};

@@ -179,7 +179,7 @@ impl PyKernel {
         // First: new objects of Python would start a collection, which would visit all storages.
         drop(tensors);
         if let Some(classes) = torch::plain_classes(py)? {
-            counts.iter().for_each(|count| count.write(&classes, py));
+            counts.iter().for_each(|count| count.write(classes, py));
         }
         torch::increment_versions(py, &changed)?;
         Ok(stale)

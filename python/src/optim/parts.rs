@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 
 use super::plan::{MomentFormat, Placement, Prepared};
 use super::tensors::{Floats, Moment, PartTensors, float};
+use crate::memory::PlainClasses;
 use crate::memory::{Described, MemoryAccess, StorageHolds, TensorSlice};
-use crate::torch::PlainClasses;
 
 /// Parts of a step, and their step counts.
 pub(super) struct Parts {
@@ -34,7 +34,7 @@ pub(super) struct Count {
 
 impl Count {
     /// Count the step, in the parameter's own state.
-    pub(super) fn write(&self, classes: &PlainClasses<'_>, py: Python<'_>) {
+    pub(super) fn write(&self, classes: &PlainClasses, py: Python<'_>) {
         let Some(counter) = &self.counter else { return };
         if let Some(counter) = classes.describe(counter.bind(py)).filter(|counter| float(counter) == Some(Float::F32)) {
             counter.write_scalar(self.step as f32);
@@ -67,13 +67,13 @@ pub(super) struct Candidate {
 }
 
 /// Finds the memory of tensors whose storages are held.
-pub(super) struct Finder<'a, 'py> {
-    pub(super) classes: &'a PlainClasses<'py>,
+pub(super) struct Finder<'a> {
+    pub(super) classes: &'a PlainClasses,
     pub(super) held: &'a Arc<StorageHolds>,
     pub(super) format: MomentFormat,
 }
 
-impl Finder<'_, '_> {
+impl Finder<'_> {
     /// Return the part. `None` if a tensor does not fit.
     pub(super) fn part(
         &self,

@@ -14,9 +14,10 @@ use super::plan::{Member, Placement, Prepared, PyStepPlan};
 use super::step_record::PyStepRecord;
 use super::tensors::{Floats, float};
 use crate::error::InvalidArgumentError;
+use crate::memory::PlainClasses;
 use crate::memory::{GcPause, MemoryAccess, StorageHolds};
 use crate::once::intern;
-use crate::torch::{self, PlainClasses};
+use crate::torch;
 
 /// Members that are looked at together, so that what torch knows about their tensors stays in the CPU's cache.
 const AT_ONCE: usize = 256;
@@ -75,7 +76,7 @@ impl PyStepGradients {
                 if grad.is_none() {
                     continue;
                 }
-                if is_plain(classes.as_ref(), &param, &grad)? {
+                if is_plain(classes, &param, &grad)? {
                     let version = grad.getattr(intern!(py, "_version"))?.extract()?;
                     plain.push(Noted { member, grad: Reference::Strong(grad.unbind()), version });
                 } else {
@@ -261,9 +262,10 @@ impl PyStepGradients {
         for begin in (0..count).step_by(AT_ONCE) {
             let mut objects = Vec::with_capacity(5 * AT_ONCE);
             let range = begin..count.min(begin + AT_ONCE);
-            let candidates = self.candidates(py, group, batch, range, record, &classes, &mut objects, &mut parts)?;
+            let wanted = WantedParts { group, batch, range, record };
+            let candidates = self.candidates(py, wanted, classes, &mut objects, &mut parts.stale)?;
             let held = Arc::new(StorageHolds::new(py, &objects)?);
-            let finder = Finder { classes: &classes, held: &held, format };
+            let finder = Finder { classes, held: &held, format };
             for candidate in candidates {
                 let found = finder.part(&candidate, &objects[candidate.tensors.clone()], memory.as_ref());
                 let Some(tensors) = found else {
@@ -304,19 +306,16 @@ impl PyStepGradients {
         }
     }
 
-    /// List some of the parts, and add their tensors to `objects`. Members that do not fit go to `parts.stale`.
-    #[expect(clippy::too_many_arguments, reason = "one call")]
+    /// List some of the parts, and add their tensors to `objects`. Members that do not fit go to `stale`.
     fn candidates<'py>(
         &self,
         py: Python<'py>,
-        group: usize,
-        batch: Option<usize>,
-        range: Range<usize>,
-        record: &PyStepRecord,
-        classes: &PlainClasses<'_>,
+        wanted: WantedParts<'_>,
+        classes: &PlainClasses,
         objects: &mut Vec<Bound<'py, PyAny>>,
-        parts: &mut Parts,
+        stale: &mut Vec<usize>,
     ) -> PyResult<Vec<Candidate>> {
+        let WantedParts { group, batch, range, record } = wanted;
         let plan = self.plan.get();
         let (groups, noted, state) = (plan.groups(), self.noted(), self.state());
         let (Some(group), Some(noted)) = (groups.get(group), noted.get(group)) else { return Ok(Vec::new()) };
@@ -339,7 +338,7 @@ impl PyStepGradients {
             }
             let Some((prepared, counter)) = fits else {
                 objects.truncate(at);
-                parts.stale.push(one.member);
+                stale.push(one.member);
                 return Ok(());
             };
             candidates.push(Candidate {
@@ -376,7 +375,7 @@ impl PyStepGradients {
 }
 
 /// Whether a step can use a gradient as it is in memory.
-fn is_plain(classes: Option<&PlainClasses<'_>>, param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn is_plain(classes: Option<&PlainClasses>, param: &Bound<'_, PyAny>, grad: &Bound<'_, PyAny>) -> PyResult<bool> {
     let Some(classes) = classes else { return Ok(false) };
     let (Some(own), Some(new)) = (classes.describe(param), classes.describe(grad)) else { return Ok(false) };
     if own.elements == 0 || float(&own).is_none() || own.dtype != new.dtype || !own.has_order_of(&new) {
@@ -390,9 +389,18 @@ fn is_plain(classes: Option<&PlainClasses<'_>>, param: &Bound<'_, PyAny>, grad: 
     Ok(own.elements > 1 || !(is_neg(param)? || is_neg(grad)?))
 }
 
+/// Some parts of a group, or of one batch of it, that a step is yet to change.
+struct WantedParts<'a> {
+    group: usize,
+    batch: Option<usize>,
+    /// Their positions in the group or the batch.
+    range: Range<usize>,
+    record: &'a PyStepRecord,
+}
+
 /// The state of a parameter that a step needs.
-struct WantedState<'a, 'py> {
-    classes: &'a PlainClasses<'py>,
+struct WantedState<'a> {
+    classes: &'a PlainClasses,
     names: &'a [Py<PyString>],
     prepared: Prepared,
     is_in_memory: bool,
@@ -401,7 +409,7 @@ struct WantedState<'a, 'py> {
 /// A tensor that counts steps, and the steps so far.
 type Counter = (Py<PyAny>, u64);
 
-impl WantedState<'_, '_> {
+impl WantedState<'_> {
     /// Add the tensors of state to a list, and return the counter, if steps are counted. `None` if something is
     /// missing.
     #[expect(clippy::option_option, reason = "nothing is wanted, or it is missing")]

@@ -175,7 +175,7 @@ impl WritePipeline {
             let completed = {
                 let started = &mut lock(&self.state).started;
                 let done = started.iter().take_while(|pending| pending.is_done()).count();
-                let must_wait = done == 0 && self.pool.free() == 0;
+                let must_wait = done == 0 && self.pool.free_slots() == 0;
                 let count = if must_wait { started.len().min(1) } else { done };
                 started.drain(..count).collect::<Vec<_>>()
             };

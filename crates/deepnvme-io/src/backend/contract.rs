@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use deepnvme_mem::Region;
+use deepnvme_mem::RegistrableRange;
 
 use crate::error::Result;
 use crate::op::{Completion, Op, Submit, SubmitMode};
@@ -85,13 +85,13 @@ pub trait Backend {
     fn waker(&self) -> Arc<dyn Wake>;
 
     /// Announces memory that many ops will use, so that the backend can pin it once (`io_uring`'s registered buffers).
-    /// Returns true if it did. The region stays registered until `unregister` or drop.
-    fn register(&mut self, _memory: &Region) -> bool {
+    /// Returns true if it did. The memory stays registered until `unregister` or drop.
+    fn register(&mut self, _memory: &RegistrableRange) -> bool {
         false
     }
 
     /// Unregisters memory, once no op in flight uses it.
-    fn unregister(&mut self, _memory: &Region) {}
+    fn unregister(&mut self, _memory: &RegistrableRange) {}
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
@@ -123,11 +123,11 @@ impl<B: Backend + ?Sized> Backend for Box<B> {
         (**self).waker()
     }
 
-    fn register(&mut self, memory: &Region) -> bool {
+    fn register(&mut self, memory: &RegistrableRange) -> bool {
         (**self).register(memory)
     }
 
-    fn unregister(&mut self, memory: &Region) {
+    fn unregister(&mut self, memory: &RegistrableRange) {
         (**self).unregister(memory);
     }
 }

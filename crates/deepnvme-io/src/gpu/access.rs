@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use deepnvme_mem::{Device, Region, RegionMut, Slot, StreamHandle};
+use deepnvme_mem::{Device, Region, RegionMut, RegistrableRange, Slot, StreamHandle};
 
 use super::copies::{BlockingCopier, GpuSlice};
 use super::device::{CALLER_STREAM_TIMEOUT, Gpu, GpuEvent, Registration};
@@ -76,7 +76,7 @@ impl GpuAccess {
     ///
     /// # Errors
     /// As [`record_events`](Self::record_events), and `Device` if the memory cannot be locked.
-    pub fn register_host(&self, index: u32, arena: &Region) -> Result<HostRegistration> {
+    pub fn register_host(&self, index: u32, arena: &RegistrableRange) -> Result<HostRegistration> {
         Ok(HostRegistration { _registration: self.gpus.get(Device::Cuda { index })?.register(arena)? })
     }
 

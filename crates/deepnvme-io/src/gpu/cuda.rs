@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_cuda as cuda;
-use deepnvme_mem::{Device, Region, RegionMut, Rows, StreamHandle};
+use deepnvme_mem::{Device, RegionMut, RegistrableRange, Rows, StreamHandle};
 
 use super::device::{Gpu, GpuEvent, GpuStream, Registration};
 use crate::error::{Error, ErrorKind, Result};
@@ -89,9 +89,9 @@ impl Gpu for CudaGpu {
         Ok(self.allocated(memory, bytes))
     }
 
-    fn register(&self, arena: &Region) -> Result<Box<dyn Registration>> {
+    fn register(&self, arena: &RegistrableRange) -> Result<Box<dyn Registration>> {
         let owner = Box::new(arena.clone());
-        // SAFETY: a region's memory stays valid for as long as a clone of it lives.
+        // SAFETY: the memory stays valid for as long as a clone of its range lives.
         let made = unsafe { cuda::HostRegistration::new(&self.0, arena.addr(), arena.len(), owner) };
         Ok(Box::new(converted(made)?))
     }

@@ -5,7 +5,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::time::Duration;
 
-use deepnvme_mem::{Region, RegionMut, Rows, StreamHandle};
+use deepnvme_mem::{RegionMut, RegistrableRange, Rows, StreamHandle};
 
 use crate::error::Result;
 
@@ -41,7 +41,7 @@ pub(crate) trait Gpu: Any + Debug + Send + Sync {
 
     /// Registers host memory with the driver, so that copies from and to it need no staging, until the result is
     /// dropped.
-    fn register(&self, arena: &Region) -> Result<Box<dyn Registration>>;
+    fn register(&self, arena: &RegistrableRange) -> Result<Box<dyn Registration>>;
 }
 
 /// A stream of the engine. Its copies run in order, concurrently with all other streams.

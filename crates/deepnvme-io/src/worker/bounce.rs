@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use deepnvme_mem::{Pool, Region, Slot};
+use deepnvme_mem::{Pool, RegistrableRange, Slot};
 
 use super::in_flight::CompletedBlock;
 use crate::error::{Error, Result};
@@ -51,8 +51,8 @@ impl BouncePool {
         self.setup.buffer_bytes
     }
 
-    /// Returns the memory of all buffers, if it is allocated.
-    pub(super) fn arena(&self) -> Option<Region> {
+    /// Returns the addresses of all buffers, if they are allocated.
+    pub(super) fn arena(&self) -> Option<RegistrableRange> {
         self.buffers.as_ref().map(|buffers| buffers.whole.arena())
     }
 
@@ -111,7 +111,7 @@ impl Buffers {
     /// Takes a whole buffer. Divided ones that nobody uses become whole again.
     fn take_whole(&mut self) -> Option<Slot> {
         self.whole.try_take().or_else(|| {
-            self.divided.retain(|parts| parts.free() < parts.slots());
+            self.divided.retain(|parts| parts.free_slots() < parts.slots());
             self.whole.try_take()
         })
     }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use deepnvme_io::SubmitMode;
 use deepnvme_io::backend::{self, BackendKind, BackendSetup};
 use deepnvme_io::op::{OpKind, Submit};
+use deepnvme_mem::RegistrableRange;
 use smallvec::smallvec;
 
 use crate::support::{KIB, KINDS, bytes_of, memory, memory_of, on_each, op, random, reap_all, scratch, submit};
@@ -22,7 +23,7 @@ fn dropping_waits_for_what_is_in_flight_and_lets_go_of_it() {
         let source = memory_of(&data);
         let scratch = scratch(&[]);
         let file = scratch.open(true);
-        assert!(kind != BackendKind::Uring || backend.register(&source));
+        assert!(kind != BackendKind::Uring || backend.register(&RegistrableRange::from(&source)));
         for index in 0..32 {
             let at = index * 64 * KIB;
             let piece = source.slice(at..at + 64 * KIB);
@@ -77,18 +78,21 @@ fn memory_can_be_registered_again_and_again() {
     let file = scratch.open(true);
     for round in 0..400 {
         let whole = memory(64 * KIB);
-        assert!(backend.register(&whole), "round {round}");
-        assert!(backend.register(&whole), "the same memory twice is counted");
-        assert!(!backend.register(&whole.slice(4096..8192)), "memory inside other memory is refused");
+        assert!(backend.register(&RegistrableRange::from(&whole)), "round {round}");
+        assert!(backend.register(&RegistrableRange::from(&whole)), "the same memory twice is counted");
+        assert!(
+            !backend.register(&RegistrableRange::from(&whole.slice(4096..8192))),
+            "memory inside other memory is refused"
+        );
         submit(&mut *backend, op(0, OpKind::Read, &file, 0, smallvec![whole.slice(0..32 * KIB)]));
         backend.flush().unwrap();
-        backend.unregister(&whole);
+        backend.unregister(&RegistrableRange::from(&whole));
         let rest = smallvec![whole.slice(32 * KIB..64 * KIB)];
         submit(&mut *backend, op(1, OpKind::Read, &file, 32 * KIB, rest));
         let completions = reap_all(&mut *backend);
         assert!(completions.iter().all(|completion| completion.result == Ok(32 * KIB)));
-        backend.unregister(&whole);
-        backend.unregister(&whole);
+        backend.unregister(&RegistrableRange::from(&whole));
+        backend.unregister(&RegistrableRange::from(&whole));
         assert!(bytes_of(&whole) == random(14, 64 * KIB));
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use deepnvme_io::SubmitMode;
 use deepnvme_io::backend::{Backend, BackendKind};
 use deepnvme_io::op::{Errno, OpKind, PIECES_MAX, Pieces, Submit};
-use deepnvme_mem::Region;
+use deepnvme_mem::{Region, RegistrableRange};
 use smallvec::smallvec;
 
 use crate::support::{KIB, bytes_of, memory, memory_of, on_each, one, op, random, reap_all, scratch, submit};
@@ -22,7 +22,7 @@ fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
     let file = scratch.open(direct);
     for (kind, memory) in [(OpKind::Write, memory_of(&data)), (OpKind::Read, memory(data.len()))] {
         if registered {
-            let pinned = backend.register(&memory);
+            let pinned = backend.register(&RegistrableRange::from(&memory));
             assert_eq!(pinned, backend.kind() == BackendKind::Uring);
         }
         let mut completions = Vec::new();
@@ -37,7 +37,7 @@ fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
         completions.append(&mut reap_all(backend));
         assert_eq!(completions.len(), BLOCKS);
         assert!(completions.iter().all(|completion| completion.result == Ok(BLOCK)));
-        backend.unregister(&memory);
+        backend.unregister(&RegistrableRange::from(&memory));
         if kind == OpKind::Read {
             assert!(bytes_of(&memory) == data, "what was read is not what was written");
         }

@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use crate::Alignment;
 use crate::buffer::Buffer;
 use crate::lock::LockState;
-use crate::region::Region;
+use crate::registrable_range::RegistrableRange;
 use crate::sync::{Arc, Condvar, Instant, Mutex, ignore_poison};
 
 mod slot;
@@ -26,9 +26,9 @@ use slot::{FreeSlots, SlotLayout, Slots};
 /// use deepnvme_mem::Pool;
 /// let pool = Pool::new(1 << 16, 2, false)?;
 /// let slot = pool.try_take().unwrap();
-/// assert_eq!(pool.free(), 1);
+/// assert_eq!(pool.free_slots(), 1);
 /// drop(slot);
-/// assert_eq!(pool.free(), 2);
+/// assert_eq!(pool.free_slots(), 2);
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone)]
@@ -79,16 +79,20 @@ impl Pool {
     /// use deepnvme_mem::Pool;
     /// let pool = Pool::new(1 << 16, 1, false)?;
     /// let parts = pool.divide(pool.try_take().unwrap(), 4096);
-    /// assert_eq!((parts.slots(), pool.free()), (16, 0));
+    /// assert_eq!((parts.slots(), pool.free_slots()), (16, 0));
     /// drop(parts);
-    /// assert_eq!(pool.free(), 1);
+    /// assert_eq!(pool.free_slots(), 1);
     /// # Ok::<(), std::io::Error>(())
     /// ```
     ///
     /// # Panics
-    /// If `part_bytes` is zero, no multiple of [`PAGE_BYTES`](crate::PAGE_BYTES), or larger than the slot.
+    /// If the slot is of another pool, or `part_bytes` is zero, no multiple of [`PAGE_BYTES`](crate::PAGE_BYTES), or
+    /// larger than the slot.
     #[must_use]
     pub fn divide(&self, slot: Slot, part_bytes: usize) -> Self {
+        let arena = self.arena();
+        let is_own = (arena.addr()..arena.addr() + arena.len()).contains(&slot.region().addr());
+        assert!(is_own, "a slot of another pool is not divided");
         let count = slot.len().checked_div(part_bytes).unwrap_or(0);
         let is_aligned = part_bytes.is_multiple_of(Alignment::PAGE.bytes() as usize);
         assert!(is_aligned && count > 0, "a slot of {} bytes is not divided into parts of {part_bytes}", slot.len());
@@ -133,7 +137,7 @@ impl Pool {
 
     /// Returns the number of free slots.
     #[must_use]
-    pub fn free(&self) -> usize {
+    pub fn free_slots(&self) -> usize {
         self.slots.lock_free().indices.len()
     }
 
@@ -155,11 +159,10 @@ impl Pool {
         self.slots.arena.len()
     }
 
-    /// Returns the whole arena, to register it with the kernel or a device. Its bytes belong to the holders of the
-    /// slots.
+    /// Returns the addresses of the arena, to register it with the kernel or a device.
     #[must_use]
-    pub fn arena(&self) -> Region {
-        self.slots.arena.region()
+    pub fn arena(&self) -> RegistrableRange {
+        RegistrableRange::from(&self.slots.arena)
     }
 
     /// Returns whether the arena is locked into RAM.
@@ -172,7 +175,7 @@ impl Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Slots { layout: SlotLayout { count, bytes, .. }, lock_state, .. } = &*self.slots;
-        write!(f, "Pool({} of {count} slots of {bytes} bytes free, {lock_state:?})", self.free())
+        write!(f, "Pool({} of {count} slots of {bytes} bytes free, {lock_state:?})", self.free_slots())
     }
 }
 
@@ -196,11 +199,11 @@ mod tests {
         drop(parts);
         let region = taken[2].region();
         drop(taken);
-        assert_eq!(pool.free(), 0, "a region of a part is alive");
+        assert_eq!(pool.free_slots(), 0, "a region of a part is alive");
         drop(region);
-        assert_eq!(pool.free(), 1);
+        assert_eq!(pool.free_slots(), 1);
         drop(kept);
-        assert_eq!(pool.free(), 2);
+        assert_eq!(pool.free_slots(), 2);
     }
 
     #[test]
@@ -208,6 +211,13 @@ mod tests {
     fn a_part_that_is_no_multiple_of_a_page_panics() {
         let pool = Pool::new(1 << 16, 1, false).unwrap();
         let _ = pool.divide(pool.try_take().unwrap(), 5000);
+    }
+
+    #[test]
+    #[should_panic(expected = "a slot of another pool is not divided")]
+    fn a_slot_of_another_pool_panics() {
+        let (pool, other) = (Pool::new(1 << 16, 1, false).unwrap(), Pool::new(1 << 16, 1, false).unwrap());
+        let _ = pool.divide(other.try_take().unwrap(), 4096);
     }
 
     #[test]

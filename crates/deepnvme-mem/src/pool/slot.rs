@@ -109,8 +109,7 @@ impl Slot {
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         self.assert_no_region();
         // SAFETY: the slot's memory is initialised, and no region of it is alive. The slot is borrowed while the slice
-        // lives, so no region can be created. Holders of the whole arena (`Pool::arena`) register it and access no byte
-        // of it.
+        // lives, so no region can be created. `Pool::arena` gives addresses without access to the bytes.
         unsafe { slice::from_raw_parts_mut(self.memory.raw.start(), self.len()) }
     }
 

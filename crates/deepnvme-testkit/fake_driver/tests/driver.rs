@@ -146,9 +146,9 @@ fn pointers_tell_what_they_are() {
     assert_eq!(ask(2, memory + 1000).0, 1);
     let mut base = 0;
     let mut bytes = 0;
-    assert_eq!((fake_driver.cuMemGetAddressRange_v2)(&mut base, &mut bytes, memory + 10), 0);
+    assert_eq!((fake_driver.cuMemGetRegistrableRange_v2)(&mut base, &mut bytes, memory + 10), 0);
     assert_eq!((base, bytes), (memory, 1000));
-    assert_eq!((fake_driver.cuMemGetAddressRange_v2)(&mut base, &mut bytes, memory + 1000), 500);
+    assert_eq!((fake_driver.cuMemGetRegistrableRange_v2)(&mut base, &mut bytes, memory + 1000), 500);
     let host = at(fake_driver.pinned(10)) as u64;
     assert_eq!(ask(2, host), (0, 1));
     let (mut kind, mut device) = (7_u32, 7_i32);

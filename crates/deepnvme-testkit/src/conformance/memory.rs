@@ -1,7 +1,7 @@
 //! Registered memory, and ownership of an op's memory.
 
 use deepnvme_io::op::OpKind;
-use deepnvme_mem::{Buffer, Region, RegionMut};
+use deepnvme_mem::{Buffer, Region, RegionMut, RegistrableRange};
 
 use super::{Harness, Make};
 use crate::data::{TestFile, bytes_of, difference, open_direct, random_bytes, region_at, region_holding};
@@ -18,9 +18,9 @@ pub fn registered_memory_works_like_any(make: Make<'_>) {
     let file = TestFile::holding(&content);
     let mut harness = Harness::new(make, 8);
     let arena = region_at(0, 8 * SLOT_BYTES);
-    harness.backend.register(&arena.region());
+    harness.backend.register(&RegistrableRange::from(&arena));
     exercise(&mut harness, &file, &content, &arena);
-    harness.backend.unregister(&arena.region());
+    harness.backend.unregister(&RegistrableRange::from(&arena));
     exercise(&mut harness, &file, &content, &arena);
 }
 
@@ -31,14 +31,18 @@ pub fn memory_can_be_registered_again(make: Make<'_>) {
     let file = TestFile::holding(&content);
     let mut harness = Harness::new(make, 8);
     let arena = region_at(0, 8 * SLOT_BYTES);
-    let first = harness.backend.register(&arena.region());
+    let first = harness.backend.register(&RegistrableRange::from(&arena));
     for _ in 0..20 {
         exercise(&mut harness, &file, &content, &arena);
-        harness.backend.unregister(&arena.region());
-        assert_eq!(harness.backend.register(&arena.region()), first, "a registration cannot be repeated");
+        harness.backend.unregister(&RegistrableRange::from(&arena));
+        assert_eq!(
+            harness.backend.register(&RegistrableRange::from(&arena)),
+            first,
+            "a registration cannot be repeated"
+        );
     }
-    harness.backend.unregister(&arena.region());
-    harness.backend.unregister(&arena.region());
+    harness.backend.unregister(&RegistrableRange::from(&arena));
+    harness.backend.unregister(&RegistrableRange::from(&arena));
     assert!(arena.into_buffer().is_ok(), "forgotten memory is still held by the backend");
     let other = region_at(0, 8 * SLOT_BYTES);
     exercise(&mut harness, &file, &content, &other);
@@ -51,7 +55,7 @@ pub fn many_registrations_are_harmless(make: Make<'_>) {
     let mut harness = Harness::new(make, 8);
     let arenas: Vec<RegionMut> = (0..100).map(|_| region_at(0, 8 * SLOT_BYTES)).collect();
     for arena in &arenas {
-        harness.backend.register(&arena.region());
+        harness.backend.register(&RegistrableRange::from(arena));
     }
     for arena in arenas.iter().step_by(33) {
         exercise(&mut harness, &file, &content, arena);

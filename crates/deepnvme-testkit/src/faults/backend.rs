@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use deepnvme_io::Result;
 use deepnvme_io::backend::{Backend, BackendKind, Wake};
 use deepnvme_io::op::{Completion, Op, Pieces, Submit, Token};
-use deepnvme_mem::Region;
+use deepnvme_mem::RegistrableRange;
 use deepnvme_mem::sync::ignore_poison;
 
 use super::{Faults, InjectedFault};
@@ -183,11 +183,11 @@ impl Backend for FaultBackend {
         self.waker.clone()
     }
 
-    fn register(&mut self, memory: &Region) -> bool {
+    fn register(&mut self, memory: &RegistrableRange) -> bool {
         self.inner.register(memory)
     }
 
-    fn unregister(&mut self, memory: &Region) {
+    fn unregister(&mut self, memory: &RegistrableRange) {
         self.inner.unregister(memory);
     }
 }

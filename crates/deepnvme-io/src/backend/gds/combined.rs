@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use deepnvme_cuda::CuFile;
-use deepnvme_mem::{Device, Region};
+use deepnvme_mem::{Device, RegistrableRange};
 
 use super::cufile::Gds;
 use super::submission::ENTRIES_MAX;
@@ -127,11 +127,11 @@ impl Backend for GdsBackend {
         Arc::<Waker>::clone(&self.wake)
     }
 
-    fn register(&mut self, memory: &Region) -> bool {
+    fn register(&mut self, memory: &RegistrableRange) -> bool {
         self.main.register(memory)
     }
 
-    fn unregister(&mut self, memory: &Region) {
+    fn unregister(&mut self, memory: &RegistrableRange) {
         self.main.unregister(memory);
     }
 }

@@ -4,7 +4,7 @@
 //! `RLIMIT_MEMLOCK`, memory that cannot be pinned) is not an error: the ops then use plain addresses.
 #![allow(unsafe_code)]
 
-use deepnvme_mem::{Device, Region};
+use deepnvme_mem::{Device, RegistrableRange};
 use io_uring::Submitter;
 use smallvec::SmallVec;
 
@@ -15,8 +15,8 @@ const BUFFER_BYTES_MAX: usize = 1 << 30;
 
 /// The ring's table of pinned memory.
 pub(super) struct BufferTable {
-    regions: Vec<Registered>,
-    /// The byte ranges of all regions by address, for the look-up of every op.
+    registered: Vec<Registered>,
+    /// The byte ranges of all of it by address, for the look-up of every op.
     ranges: Vec<PinnedRange>,
     free: Vec<u16>,
     enabled: bool,
@@ -26,7 +26,7 @@ pub(super) struct BufferTable {
 
 struct Registered {
     /// Keeps the memory alive while the kernel has it pinned at this address.
-    region: Region,
+    memory: RegistrableRange,
     uses: u32,
     entries: SmallVec<[u16; 4]>,
 }
@@ -43,7 +43,7 @@ impl BufferTable {
     pub(super) fn new(submitter: &Submitter<'_>) -> Self {
         let enabled = submitter.register_buffers_sparse(u32::from(BUFFERS_MAX)).is_ok();
         let free = if enabled { (0..BUFFERS_MAX).rev().collect() } else { Vec::new() };
-        Self { regions: Vec::new(), ranges: Vec::new(), free, enabled, entry_bytes: BUFFER_BYTES_MAX }
+        Self { registered: Vec::new(), ranges: Vec::new(), free, enabled, entry_bytes: BUFFER_BYTES_MAX }
     }
 
     /// Returns whether the kernel supports the table.
@@ -58,23 +58,23 @@ impl BufferTable {
         (addr + len <= range.end).then_some(range.entry)
     }
 
-    /// Pins a region. Returns false for memory on a GPU, memory that is not contiguous or empty, a table without enough
-    /// free entries, a refusal by the kernel, and an overlap with a different registered region: each address has one
+    /// Pins memory. Returns false for memory on a GPU, memory that is empty or not contiguous, a table without enough
+    /// free entries, a refusal by the kernel, and an overlap with other registered memory: each address has one
     /// entry.
-    pub(super) fn register(&mut self, submitter: &Submitter<'_>, region: &Region) -> bool {
-        if let Some(known) = self.position(region) {
-            self.regions[known].uses += 1;
+    pub(super) fn register(&mut self, submitter: &Submitter<'_>, memory: &RegistrableRange) -> bool {
+        if let Some(known) = self.position(memory) {
+            self.registered[known].uses += 1;
             return true;
         }
-        let parts = region.len().div_ceil(self.entry_bytes);
-        let pinnable = region.device() == Device::Host && region.is_contiguous() && !region.is_empty();
-        if !pinnable || parts > self.free.len() || self.overlaps(region) {
+        let parts = memory.len().div_ceil(self.entry_bytes);
+        let pinnable = memory.device() == Device::Host && memory.is_contiguous() && !memory.is_empty();
+        if !pinnable || parts > self.free.len() || self.overlaps(memory) {
             return false;
         }
-        let mut registered = Registered { region: region.clone(), uses: 1, entries: SmallVec::new() };
+        let mut registered = Registered { memory: memory.clone(), uses: 1, entries: SmallVec::new() };
         for part in 0..parts {
-            let start = region.addr() + part * self.entry_bytes;
-            let end = (start + self.entry_bytes).min(region.addr() + region.len());
+            let start = memory.addr() + part * self.entry_bytes;
+            let end = (start + self.entry_bytes).min(memory.addr() + memory.len());
             let Some(entry) = self.free.pop() else { break };
             if !update(submitter, entry, start, end - start) {
                 self.free.push(entry);
@@ -85,36 +85,36 @@ impl BufferTable {
             let place = self.ranges.partition_point(|range| range.start < start);
             self.ranges.insert(place, PinnedRange { start, end, entry });
         }
-        self.regions.push(registered);
+        self.registered.push(registered);
         true
     }
 
-    /// Unpins a region once it has been unregistered as often as registered.
-    pub(super) fn unregister(&mut self, submitter: &Submitter<'_>, region: &Region) {
-        let Some(known) = self.position(region) else {
+    /// Unpins memory once it has been unregistered as often as registered.
+    pub(super) fn unregister(&mut self, submitter: &Submitter<'_>, memory: &RegistrableRange) {
+        let Some(known) = self.position(memory) else {
             return;
         };
-        self.regions[known].uses -= 1;
-        if self.regions[known].uses == 0 {
-            let registered = self.regions.swap_remove(known);
+        self.registered[known].uses -= 1;
+        if self.registered[known].uses == 0 {
+            let registered = self.registered.swap_remove(known);
             self.release(submitter, &registered);
         }
     }
 
     /// Unpins everything.
     pub(super) fn clear(&mut self, submitter: &Submitter<'_>) {
-        for registered in std::mem::take(&mut self.regions) {
+        for registered in std::mem::take(&mut self.registered) {
             self.release(submitter, &registered);
         }
     }
 
-    fn position(&self, region: &Region) -> Option<usize> {
-        let is_same = |known: &Registered| known.region.addr() == region.addr() && known.region.len() == region.len();
-        self.regions.iter().position(is_same)
+    fn position(&self, memory: &RegistrableRange) -> Option<usize> {
+        let is_same = |known: &Registered| known.memory.addr() == memory.addr() && known.memory.len() == memory.len();
+        self.registered.iter().position(is_same)
     }
 
-    fn overlaps(&self, region: &Region) -> bool {
-        let (start, end) = (region.addr(), region.addr() + region.len());
+    fn overlaps(&self, memory: &RegistrableRange) -> bool {
+        let (start, end) = (memory.addr(), memory.addr() + memory.len());
         self.ranges.iter().any(|range| range.start < end && start < range.end)
     }
 
@@ -132,7 +132,7 @@ impl BufferTable {
 /// Fills one entry of the kernel's table, or empties it (address and length 0).
 fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> bool {
     let iovec = libc::iovec { iov_base: addr as *mut libc::c_void, iov_len: len };
-    // SAFETY: the memory is alive when the kernel pins it, and `Registered` keeps its region at least until the table
+    // SAFETY: the memory is alive when the kernel pins it, and `Registered` keeps it alive at least until the table
     // asks to empty the entry. The kernel keeps the pages pinned for ops in flight, and as long as it refuses to empty
     // the entry, which no op uses any more.
     unsafe { submitter.register_buffers_update(u32::from(entry), &[iovec], None).is_ok() }
@@ -142,7 +142,7 @@ fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> boo
 mod tests {
     use std::sync::Arc;
 
-    use deepnvme_mem::Buffer;
+    use deepnvme_mem::{Buffer, Region};
     use io_uring::IoUring;
 
     use super::*;
@@ -162,7 +162,7 @@ mod tests {
         let Some((ring, mut table)) = small_table() else { return };
         let region = Buffer::zeroed(3 * ENTRY_BYTES + 100).unwrap().into_region().region();
         let start = region.addr();
-        assert!(table.register(&ring.submitter(), &region));
+        assert!(table.register(&ring.submitter(), &RegistrableRange::from(&region)));
         let entries: Vec<_> = (0..4).map(|part| table.find(start + part * ENTRY_BYTES, 100)).collect();
         let mut distinct = entries.clone();
         distinct.sort_unstable();
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(table.find(start + ENTRY_BYTES - 1, 2), None, "an op across two entries names its memory itself");
         assert_eq!(table.find(start + region.len() - 1, 2), None);
         assert_eq!(table.find(start - 1, 1), None);
-        table.unregister(&ring.submitter(), &region);
+        table.unregister(&ring.submitter(), &RegistrableRange::from(&region));
         assert_eq!((table.find(start, 1), table.free.len()), (None, usize::from(BUFFERS_MAX)));
     }
 
@@ -190,8 +190,11 @@ mod tests {
         assert_eq!(result, 0);
         // SAFETY: the test never touches the bytes, and the kernel may not.
         let region = unsafe { Region::from_raw(start.cast(), 2 * ENTRY_BYTES, Device::Host, Arc::new(())) };
-        assert!(!table.register(&ring.submitter(), &region));
+        assert!(!table.register(&ring.submitter(), &RegistrableRange::from(&region)));
         assert_eq!((table.find(start as usize, 1), table.free.len()), (None, usize::from(BUFFERS_MAX)));
-        assert!(table.register(&ring.submitter(), &region.slice(0..ENTRY_BYTES)), "the first half can be pinned");
+        assert!(
+            table.register(&ring.submitter(), &RegistrableRange::from(&region.slice(0..ENTRY_BYTES))),
+            "the first half can be pinned"
+        );
     }
 }

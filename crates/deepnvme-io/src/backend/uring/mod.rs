@@ -14,7 +14,7 @@ mod wake_poll;
 
 use std::sync::Arc;
 
-use deepnvme_mem::Region;
+use deepnvme_mem::RegistrableRange;
 
 use self::buffers::BufferTable;
 use self::files::{FileRef, FileTable};
@@ -194,11 +194,11 @@ impl Backend for UringBackend {
         self.wake_poll.wakes.event().clone()
     }
 
-    fn register(&mut self, memory: &Region) -> bool {
+    fn register(&mut self, memory: &RegistrableRange) -> bool {
         self.buffers.register(&self.ring.submitter(), memory)
     }
 
-    fn unregister(&mut self, memory: &Region) {
+    fn unregister(&mut self, memory: &RegistrableRange) {
         self.buffers.unregister(&self.ring.submitter(), memory);
     }
 }

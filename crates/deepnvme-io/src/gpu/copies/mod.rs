@@ -13,7 +13,7 @@ mod tests;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use deepnvme_mem::{Device, Region};
+use deepnvme_mem::{Device, Region, RegistrableRange};
 
 pub(crate) use self::blocking::BlockingCopier;
 pub(crate) use self::slice::GpuSlice;
@@ -87,7 +87,7 @@ impl AsyncCopier {
 
     /// Registers the arena of the bounce buffers with the driver, so that their copies need no staging. Returns the
     /// driver's reason if it refuses.
-    pub(crate) fn register(&mut self, device: Device, arena: &Region) -> Result<()> {
+    pub(crate) fn register(&mut self, device: Device, arena: &RegistrableRange) -> Result<()> {
         self.registration = Some(self.gpus.get(device)?.register(arena)?);
         Ok(())
     }

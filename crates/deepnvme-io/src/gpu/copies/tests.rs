@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deepnvme_mem::{RegionMut, Rows, StreamHandle};
+use deepnvme_mem::{RegionMut, RegistrableRange, Rows, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
 
 use super::*;
@@ -89,7 +89,7 @@ impl Gpu for Slow {
         Ok(on_gpu(&RegionMut::from_vec(vec![0; bytes]).region()))
     }
 
-    fn register(&self, _arena: &Region) -> Result<Box<dyn Registration>> {
+    fn register(&self, _arena: &RegistrableRange) -> Result<Box<dyn Registration>> {
         self.0.known.fetch_add(1, Ordering::Relaxed);
         Ok(Box::new(Known(Arc::clone(&self.0.known))))
     }
@@ -214,7 +214,7 @@ fn whoever_drops_copies_waits_for_them_and_forgets_the_arena() {
     let gpu = Slow::default();
     let (buffer, mirror) = (memory(random_bytes(5, 8192)), memory(random_bytes(6, 8192)));
     let mut copies = copies_with(&gpu);
-    copies.register(ON, &buffer).unwrap();
+    copies.register(ON, &RegistrableRange::from(&buffer)).unwrap();
     assert_eq!(gpu.0.known.load(Ordering::Relaxed), 1);
     copies.start(Direction::Read, &buffer, crossed(&on_gpu(&mirror).region())).unwrap();
     drop(copies);

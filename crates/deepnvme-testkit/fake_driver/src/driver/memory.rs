@@ -23,7 +23,7 @@ driver_calls! {
         if address == 0 { Ok(()) } else { release::free(state, address) }
     }
 
-    fn cuMemGetAddressRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) needs Context |state, _| {
+    fn cuMemGetRegistrableRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) needs Context |state, _| {
         let found = state.memory.around(address).ok_or(NOT_FOUND)?;
         if !base.is_null() {
             base.put(found.base())?;

@@ -129,7 +129,7 @@ api! {
     cuCtxGetStreamPriorityRange(&mut i32, &mut i32) -> i32;
     cuMemAlloc_v2(&mut u64, usize) -> i32;
     cuMemFree_v2(u64) -> i32;
-    cuMemGetAddressRange_v2(&mut u64, &mut usize, u64) -> i32;
+    cuMemGetRegistrableRange_v2(&mut u64, &mut usize, u64) -> i32;
     cuMemGetInfo_v2(&mut usize, &mut usize) -> i32;
     cuMemHostRegister_v2(usize, usize, u32) -> i32;
     cuMemHostUnregister(usize) -> i32;
