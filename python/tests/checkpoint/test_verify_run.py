@@ -197,8 +197,75 @@ def test_a_path_that_cannot_be_read_hides_no_other(tmp_path: Path, gone: str) ->
     assert (status, out.count("\n")) == (1, 2)
     assert "unreadable: 1 of 2" in err
     status, out, err = run("verify", tmp_path / gone)
-    assert (status, out) == (1, "")
-    assert gone in err
+    assert (status, "unreadable: 1 of 1" in err) == (1, True)
+    assert gone in out
+    status, out, _ = run("verify", tmp_path / gone, "--json")
+    assert (status, [file["verdict"] for file in json.loads(out)]) == (1, ["unreadable"])
+
+
+def sharded(folder: Path, name: str = "model.safetensors") -> list[Path]:
+    tensors = {f"x{index}": torch.randn(30_000) for index in range(4)}
+    deepnvme.save(tensors, folder / name, max_shard_bytes=130_000)
+    return sorted(folder.glob(name.replace(".", "-0*.")))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "ema.safetensors"])
+@pytest.mark.parametrize("gone", ["one", "all", "link"])
+def test_a_missing_file_of_a_list_in_a_folder_is_damage(tmp_path: Path, name: str, gone: str) -> None:
+    shards = sharded(tmp_path, name)
+    assert len(shards) == 4
+    deepnvme.save({"a": torch.ones(9)}, tmp_path / "optimizer.pt")
+    assert verified(tmp_path)[0] == 0
+    missing = shards if gone == "all" else shards[1:2]
+    for shard in missing:
+        shard.unlink()
+        if gone == "link":
+            shard.symlink_to("pruned")
+    status, files = verified(tmp_path)
+    damaged = {path for path, file in files.items() if file["verdict"] == "damaged"}
+    assert (status, damaged) == (1, {shard.name for shard in missing})
+    assert files["optimizer.pt"]["verdict"] == "sound"
+    for shard in missing:
+        finding = "some of its files" if gone == "link" else f"{name}.index.json lists it, but it is missing"
+        assert finding in files[shard.name]["finding"]
+
+
+def test_a_list_of_another_save_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    sharded(tmp_path / "a")
+    sharded(tmp_path / "b")
+    (tmp_path / "a" / "model.safetensors.index.json").replace(tmp_path / "b" / "model.safetensors.index.json")
+    status, files = verified(tmp_path / "b")
+    assert (status, "damaged" in {file["verdict"] for file in files.values()}) == (1, True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_shard_of_a_distributed_checkpoint_is_damage(tmp_path: Path) -> None:
+    dcp_save({"a": torch.ones(9)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    deepnvme.save({"a": torch.ones(9)}, tmp_path / "loose.pt")
+    (shard,) = tmp_path.glob("shard-*")
+    shard.unlink()
+    status, files = verified(tmp_path)
+    assert (status, files[shard.name]["verdict"]) == (1, "damaged")
+    assert "deepnvme.json lists it, but it is missing" in files[shard.name]["finding"]
+
+
+@pytest.mark.parametrize("what", ["packed", "link", "stripes"])
+def test_an_unreadable_file_of_a_folder_is_a_result(tmp_path: Path, what: str) -> None:
+    deepnvme.save({"a": torch.ones(9)}, tmp_path / "loose.pt")
+    if what == "stripes":
+        (tmp_path / "a").mkdir()
+        stripes = deepnvme.StripeSet([tmp_path / "ema.pt", tmp_path / "a" / "ema.pt"])
+        deepnvme.save({"a": torch.randn(3_000_000)}, stripes)
+        assert verified(tmp_path)[0] == 0
+        next((tmp_path / "a").glob("ema.pt*")).unlink()
+        bad = "ema.pt.stripes.json"
+    else:
+        bad = "packed.safetensors" if what == "packed" else "ema.pt"
+        (tmp_path / bad).symlink_to("pruned")
+    status, files = verified(tmp_path)
+    assert (status, files[bad]["verdict"], files["loose.pt"]["verdict"]) == (1, "unreadable", "sound")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -39,10 +39,7 @@ pub(super) struct Removal {
 #[must_use]
 pub(super) fn is_there(folder: &Path, entry: &ManifestEntry) -> bool {
     let private = entry.pending.get(&entry.file);
-    private
-        .into_iter()
-        .chain([&entry.file])
-        .any(|name| !matches!(fs::stat_link(&folder.join(name)), Err(Errno::NOENT | Errno::NOTDIR)))
+    private.into_iter().chain([&entry.file]).any(|name| !fs::is_absent(&folder.join(name)))
 }
 
 /// Renames the files of a checkpoint in this folder to their final names. Returns the names that other files have.

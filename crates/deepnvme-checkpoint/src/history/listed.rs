@@ -48,7 +48,7 @@ pub fn find_file(folder: &Path, name: &str, entry: &ManifestEntry) -> PathBuf {
     let with_final_name = folder.join(name);
     let Some(private) = entry.pending.get(name).map(|private| folder.join(private)) else { return with_final_name };
     // The caller that opens the file reports a failure of the disk.
-    let is_there = |path: &Path| !matches!(fs::stat_link(path), Err(Errno::NOENT | Errno::NOTDIR));
+    let is_there = |path: &Path| !fs::is_absent(path);
     let is_final = || is_there(&with_final_name) && files::is_as_listed(&with_final_name, name, entry) == Ok(true);
     if !is_there(&private) || is_final() {
         return with_final_name;

@@ -96,6 +96,12 @@ pub struct FileSet {
 }
 
 impl FileSet {
+    /// Returns the set of one file that no list names.
+    #[must_use]
+    pub fn single(path: PathBuf) -> Self {
+        Self { files: vec![CheckpointFile::unlisted(path)], list: None }
+    }
+
     /// Compares the list with its checksum.
     ///
     /// # Errors
@@ -118,6 +124,15 @@ enum Found {
     Index(PathBuf, Vec<u8>),
 }
 
+impl Found {
+    fn into_set(self) -> Result<FileSet> {
+        match self {
+            Self::File(path) => Ok(FileSet::single(path)),
+            Self::Index(path, text) => of_index(path, &text),
+        }
+    }
+}
+
 /// Finds the files that a path refers to: a file, an index, or a folder that contains one. Under a file's name, the
 /// latest save counts, whether it is one file or several with an index.
 ///
@@ -125,17 +140,28 @@ enum Found {
 /// `Io` if a folder has no such file or an index cannot be read, or `Format` for an index that cannot be parsed. A
 /// single file is not opened here, so it may be missing.
 pub fn find_set(path: &Path) -> Result<FileSet> {
-    let found = if fs::is_folder(path) {
-        in_folder(path)?
-    } else if path.as_os_str().as_encoded_bytes().ends_with(INDEX_SUFFIX.as_bytes()) {
+    if fs::is_folder(path) {
+        return find_model(path)?.ok_or_else(|| no_model(path));
+    }
+    let found = if path.as_os_str().as_encoded_bytes().ends_with(INDEX_SUFFIX.as_bytes()) {
         Found::Index(path.to_path_buf(), fs::read_small(path, INDEX_BYTES_MAX)?)
     } else {
         newest(path)?.unwrap_or_else(|| Found::File(path.to_path_buf()))
     };
-    match found {
-        Found::File(path) => Ok(FileSet { files: vec![CheckpointFile::unlisted(path)], list: None }),
-        Found::Index(path, text) => of_index(path, &text),
+    found.into_set()
+}
+
+/// Finds the files of a folder's model. Returns `None` if the folder has none.
+///
+/// # Errors
+/// As [`find_set`].
+pub fn find_model(folder: &Path) -> Result<Option<FileSet>> {
+    for name in IN_FOLDER {
+        if let Some(found) = newest(&folder.join(name))? {
+            return found.into_set().map(Some);
+        }
     }
+    Ok(None)
 }
 
 /// Refuses a name by which [`find_set`] finds several files. A single file under it would hide them, and could not be
@@ -176,7 +202,7 @@ fn newest(file: &Path) -> Result<Option<Found>> {
         Err(error) => return Err(error.into()),
     };
     // A dangling link counts as present: its target may be the latest save.
-    let is_absent = matches!(fs::stat_link(file), Err(Errno::NOENT | Errno::NOTDIR));
+    let is_absent = fs::is_absent(file);
     let stat = fs::stat(file);
     Ok(match (stat, text) {
         (Ok(stat), Some(text)) if is_replaced_by(&stat, &text) => Some(Found::Index(index, text)),
@@ -318,18 +344,13 @@ pub fn open_all_of<T>(
     })
 }
 
-fn in_folder(folder: &Path) -> Result<Found> {
-    for name in IN_FOLDER {
-        if let Some(found) = newest(&folder.join(name))? {
-            return Ok(found);
-        }
-    }
-    if fs::exists(&folder.join(SHARDS_LIST)).unwrap_or(false) {
+fn no_model(folder: &Path) -> Error {
+    if !fs::is_absent(&folder.join(SHARDS_LIST)) {
         let text = format!(
             "this is a sharded checkpoint ({SHARDS_LIST}): load it with dcp.load and DeepnvmeReader, or with \
              deepnvme.Checkpointer(...).restore(into=...)"
         );
-        return Err(IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into());
+        return IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into();
     }
     // The folder of a `Checkpointer`, which keeps several checkpoints.
     let remedy = match fs::exists(&folder.join(MANIFEST)) {
@@ -337,5 +358,5 @@ fn in_folder(folder: &Path) -> Result<Found> {
         _ => "name a file in it",
     };
     let text = format!("the folder has none of {}, nor an index of one; {remedy}", IN_FOLDER.join(", "));
-    Err(IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into())
+    IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into()
 }

@@ -37,8 +37,8 @@ mod verify;
 pub use extent::Extent;
 pub use file_checksums::Coverage;
 pub use folder::{
-    CheckpointFile, FileList, FileSet, INDEX_SUFFIX, SHARDS_LIST, find_set, find_shards, open_all, open_all_of,
-    refuse_list_name, retry_if_replaced,
+    CheckpointFile, FileList, FileSet, INDEX_SUFFIX, SHARDS_LIST, find_model, find_set, find_shards, open_all,
+    open_all_of, refuse_list_name, retry_if_replaced,
 };
 pub use load_buffer::{BufferedExtent, LoadBuffer};
 pub use loading::{Loading, REQUEST_BYTES};

@@ -1,14 +1,16 @@
 //! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
-use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
+use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, INDEX_SUFFIX, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_file::Target;
+use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_format::set::ChecksumState;
 use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::op::Errno;
@@ -16,7 +18,7 @@ use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, di
 use deepnvme_perf::{Error, Result};
 use serde::Serialize;
 
-use super::files::{failed, find_files};
+use super::files::{failed, find_any, find_files};
 
 /// The endings of checkpoints' names.
 const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
@@ -67,24 +69,20 @@ pub struct Verification {
     pub seconds: f64,
 }
 
-/// Verifies several paths. A path that cannot be read is a result among the others, but the error of a single path.
+/// Verifies several paths. A path that cannot be read is a result among the others.
 ///
 /// # Errors
-/// As [`verify`].
+/// `Interrupted`.
 pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verification>> {
     let mut found = Vec::new();
     for path in paths {
         let began = Instant::now();
         match verify(path, progress) {
             Ok(files) => found.extend(files),
-            Err(error) if paths.len() == 1 || matches!(error, Error::Interrupted) => return Err(error),
+            Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(error) => found.push(Verification {
-                path: path.clone(),
-                verdict: Verdict::Unreadable,
-                finding: Some(error.to_string()),
-                coverage: Coverage::Nothing,
-                bytes: 0,
                 seconds: began.elapsed().as_secs_f64(),
+                ..unverified(path, Verdict::Unreadable, error.to_string())
             }),
         }
     }
@@ -107,7 +105,7 @@ pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
         }
         // A file, a folder without a manifest, or a folder whose verification will report the error.
         Ok(None) | Err(_) if fs::is_folder(path) => verifier.verify_folder(path),
-        Ok(None) | Err(_) => verifier.verify_path(path),
+        Ok(None) | Err(_) => Ok(verifier.verify_path(path)?.unwrap_or_default()),
     }
 }
 
@@ -181,14 +179,15 @@ impl Verifier<'_> {
     /// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
     fn verify_entry(&self, entry: &ManifestEntry, path: &Path) -> Result<Vec<Verification>> {
         let differs = |finding: String| {
-            let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
-            let (verdict, coverage) = (Verdict::Damaged, Coverage::Nothing);
-            Ok(vec![Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }])
+            Ok(vec![unverified(path, Verdict::Damaged, format!("{}: {finding}", display::path(path)))])
         };
-        if !deepnvme_io::fs::exists(path).unwrap_or(true) {
+        if !fs::exists(path).unwrap_or(true) {
             return differs(format!("{} lists it, but it is missing", history::MANIFEST));
         }
-        let checked = self.verify_path(path);
+        let checked = match self.verify_path(path) {
+            Ok(None) => return differs("all of its files are missing".into()),
+            checked => checked.map(Option::unwrap_or_default),
+        };
         match &checked {
             Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
                 differs(format!("some of its files are missing: {error}"))
@@ -209,68 +208,64 @@ impl Verifier<'_> {
 
     /// Verifies the model of a folder, and its other checkpoints, such as the optimizer's state.
     fn verify_folder(&self, folder: &Path) -> Result<Vec<Verification>> {
-        let model = self.verify_path(folder);
-        let names = fs::entries(folder).unwrap_or_default();
-        let mut others: Vec<PathBuf> =
-            names.iter().filter(|name| is_checkpoint(name)).map(|it| folder.join(it)).collect();
-        others.retain(|path| fs::stat(path).is_ok_and(|stat| stat.kind == FileKind::File));
-        if others.is_empty() {
-            return model.map_err(|error| match error {
-                // Such as the output folder of a `Trainer`.
-                Error::Engine(error) if error.kind() == ErrorKind::NotFound && names.iter().any(is_of_trainer) => {
-                    let detail = format!("{}; or name its checkpoints: {TRAINER_PREFIX}*", error.detail());
-                    Error::Engine(error.because(detail))
-                }
-                error => error,
-            });
+        let listed = fs::entries(folder);
+        let names = listed.map_err(|errno| deepnvme_io::Error::os("list the folder", errno).at_path(folder))?;
+        let others = other_checkpoints(folder, &names);
+        let model = self.verify_path(folder)?;
+        if model.is_none() && others.is_empty() {
+            return match find_files(folder) {
+                Ok(set) => self.verify_set(folder, &set),
+                Err(error) => Err(with_trainer_hint(failed(error), &names)),
+            };
         }
-        others.sort();
-        let mut found = match model {
-            // Without a model, the folder has the other checkpoints only.
-            Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => Vec::new(),
-            found => found?,
-        };
-        for path in others {
+        let mut found = model.unwrap_or_default();
+        for OtherCheckpoint { entry, path } in others {
             if found.iter().any(|file| file.path == path) {
                 continue;
             }
-            let other = self.verify_file(&CheckpointFile::unlisted(path.clone()));
-            let is_sound = other.as_ref().is_ok_and(|other| other.verdict == Verdict::Sound);
-            // A save that ended meanwhile has removed the shards that it replaced.
-            if is_sound || fs::exists(&path).unwrap_or(true) {
-                found.push(other?);
+            let other = match self.verify_path(&path) {
+                Err(Error::Engine(error)) => vec![of_unread(&path, &error)],
+                verified => verified?.unwrap_or_default(),
+            };
+            let is_sound = other.iter().all(|other| other.verdict == Verdict::Sound);
+            // A save that ended meanwhile has removed the files that it replaced.
+            if is_sound || !fs::is_absent(&entry) {
+                let is_new = |other: &Verification| found.iter().all(|file| file.path != other.path);
+                let new: Vec<_> = other.into_iter().filter(is_new).collect();
+                found.extend(new);
             }
         }
         Ok(found)
     }
 
-    /// Verifies a file, or the files of a folder, an index or a list of parts.
-    fn verify_path(&self, path: &Path) -> Result<Vec<Verification>> {
-        let mut set = find_files(path);
-        for _ in 1..REPLACEMENTS_MAX {
-            let found = self.verify_set(path, set.clone());
-            let is_as_listed = match &found {
-                Err(Error::Engine(error)) => error.kind() != ErrorKind::NotFound,
-                Err(_) => true,
-                Ok(found) => found.iter().all(|file| file.verdict == Verdict::Sound),
+    /// Verifies a file, or the files of a folder, an index or a list of parts. Returns `None` for a folder without a
+    /// model.
+    fn verify_path(&self, path: &Path) -> Result<Option<Vec<Verification>>> {
+        let mut set = find_any(path);
+        let mut replacements = 0;
+        loop {
+            let found = match &set {
+                Ok(None) => return Ok(None),
+                Ok(Some(set)) => self.verify_set(path, set),
+                // An invalid list is a finding about the list.
+                Err(error @ deepnvme_checkpoint::Error::Format { .. }) => Ok(vec![of_list(path, 0, error)]),
+                Err(_) => return set.map(|_| None).map_err(failed),
             };
+            let is_sound = found.as_ref().is_ok_and(|found| found.iter().all(|file| file.verdict == Verdict::Sound));
+            if is_sound || matches!(found, Err(Error::Interrupted)) || replacements == REPLACEMENTS_MAX {
+                return found.map(Some);
+            }
             // A missing or different file may belong to a set that was replaced after its list was read.
-            let now = if is_as_listed { return found } else { find_files(path) };
+            let now = find_any(path);
             if now.as_ref().ok() == set.as_ref().ok() {
-                return found;
+                return found.map(Some);
             }
             set = now;
+            replacements += 1;
         }
-        self.verify_set(path, set)
     }
 
-    fn verify_set(&self, path: &Path, set: deepnvme_checkpoint::Result<FileSet>) -> Result<Vec<Verification>> {
-        let set = match set {
-            Ok(set) => set,
-            // An invalid list is a finding about the list.
-            Err(error @ deepnvme_checkpoint::Error::Format { .. }) => return Ok(vec![of_list(path, 0, &error)]),
-            Err(error) => return Err(failed(error)),
-        };
+    fn verify_set(&self, path: &Path, set: &FileSet) -> Result<Vec<Verification>> {
         let mut found = Vec::with_capacity(set.files.len() + 1);
         if let Some(FileList { path, bytes, state }) = &set.list {
             match (state, set.check()) {
@@ -280,8 +275,15 @@ impl Verifier<'_> {
                 (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
             }
         }
-        for file in set.files {
-            found.push(self.verify_file(&file)?);
+        for file in &set.files {
+            found.push(match (self.verify_file(file), &set.list) {
+                (Err(Error::Engine(error)), Some(list)) if error.kind() == ErrorKind::NotFound => {
+                    of_missing(&file.path, &list.path, &error)
+                }
+                // A file that the caller did not name is a result.
+                (Err(Error::Engine(error)), _) if file.path != path => of_unread(&file.path, &error),
+                (verified, _) => verified?,
+            });
         }
         Ok(found)
     }
@@ -312,20 +314,84 @@ fn is_no_file(error: &deepnvme_io::Error) -> bool {
     error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
 }
 
+/// A checkpoint in a folder, by its name.
+struct OtherCheckpoint {
+    /// The file, or the list of its files.
+    entry: PathBuf,
+    /// The path by which it is found.
+    path: PathBuf,
+}
+
+/// Returns the files of a folder that are checkpoints by their names, lists of several files first.
+fn other_checkpoints(folder: &Path, names: &[OsString]) -> Vec<OtherCheckpoint> {
+    let (mut lists, mut files) = (Vec::new(), Vec::new());
+    for name in names {
+        let (bytes, entry) = (name.as_encoded_bytes(), folder.join(name));
+        if is_checkpoint(name) {
+            files.push(OtherCheckpoint { path: entry.clone(), entry });
+        } else if let Some(base) = bytes.strip_suffix(INDEX_SUFFIX.as_bytes()) {
+            // By the name of its file, the latest save counts.
+            let base = OsStr::from_bytes(base);
+            lists.extend(is_checkpoint(base).then(|| OtherCheckpoint { path: folder.join(base), entry }));
+        } else if let Some(base) = bytes.strip_suffix(MANIFEST_SUFFIX.as_bytes()) {
+            let is_list = is_checkpoint(OsStr::from_bytes(base));
+            lists.extend(is_list.then(|| OtherCheckpoint { path: entry.clone(), entry }));
+        }
+    }
+    // Folders, pipes and sockets are no checkpoints, whatever their names.
+    files.retain(|file| {
+        fs::stat(&file.path).map_or_else(|_| !fs::is_absent(&file.path), |stat| stat.kind == FileKind::File)
+    });
+    lists.sort_by(|left, right| left.path.cmp(&right.path));
+    files.sort_by(|left, right| left.path.cmp(&right.path));
+    lists.append(&mut files);
+    lists
+}
+
+/// Adds the checkpoints of a folder such as the output folder of a `Trainer`, which has no model itself.
+fn with_trainer_hint(error: Error, names: &[OsString]) -> Error {
+    match error {
+        Error::Engine(error) if error.kind() == ErrorKind::NotFound && names.iter().any(is_of_trainer) => {
+            let detail = format!("{}; or name its checkpoints: {TRAINER_PREFIX}*", error.detail());
+            Error::Engine(error.because(detail))
+        }
+        error => error,
+    }
+}
+
+/// Reports a file that could not be read.
+fn of_unread(path: &Path, error: &deepnvme_io::Error) -> Verification {
+    unverified(path, Verdict::Unreadable, error.to_string())
+}
+
+/// Reports that a file of a list, or a part of that file, is missing.
+fn of_missing(path: &Path, list: &Path, error: &deepnvme_io::Error) -> Verification {
+    let name = display::path(path);
+    let finding = if fs::is_absent(path) {
+        let list = display::text(&list.file_name().unwrap_or_default().to_string_lossy()).to_string();
+        format!("{name}: {list} lists it, but it is missing")
+    } else {
+        format!("{name}: some of its files are missing: {error}")
+    };
+    unverified(path, Verdict::Damaged, finding)
+}
+
+fn unverified(path: &Path, verdict: Verdict, finding: String) -> Verification {
+    let (path, finding) = (path.to_path_buf(), Some(finding));
+    Verification { path, verdict, finding, coverage: Coverage::Nothing, bytes: 0, seconds: 0.0 }
+}
+
 /// Reports the damage of a list of files.
 fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verification {
     let verdict = verdict(error).unwrap_or(Verdict::Damaged);
-    let (path, finding) = (path.to_path_buf(), Some(error.to_string()));
-    Verification { path, verdict, finding, coverage: Coverage::Nothing, bytes, seconds: 0.0 }
+    Verification { bytes, ..unverified(path, verdict, error.to_string()) }
 }
 
 /// Reports a list without a checksum, written by another program: a missing entry cannot be detected.
 fn without_checksum(path: &Path) -> Verification {
     let finding =
         "the list of files has no checksum, so it may lack tensors. deepnvme.save writes lists with a checksum";
-    let (path, finding) = (path.to_path_buf(), Some(format!("{}: {finding}", display::path(path))));
-    let (verdict, coverage) = (Verdict::Unverifiable, Coverage::Nothing);
-    Verification { path, verdict, finding, coverage, bytes: 0, seconds: 0.0 }
+    unverified(path, Verdict::Unverifiable, format!("{}: {finding}", display::path(path)))
 }
 
 fn compared(

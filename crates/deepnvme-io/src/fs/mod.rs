@@ -56,6 +56,12 @@ pub fn exists(path: &Path) -> Result<bool, Errno> {
     }
 }
 
+/// Returns whether no file has this name. A dangling link has it, and so may a file that an error hides.
+#[must_use]
+pub fn is_absent(path: &Path) -> bool {
+    matches!(stat_link(path), Err(Errno::NOENT | Errno::NOTDIR))
+}
+
 /// Returns whether the path leads to a folder.
 #[must_use]
 pub fn is_folder(path: &Path) -> bool {
