@@ -1,7 +1,8 @@
-"""``deepnvme.load(into=...)``: fill existing tensors."""
+"""``deepnvme.load(into=...)``: fill existing tensors, and replace other values."""
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -11,7 +12,15 @@ import torch
 from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.filled_memory import FilledMemory, compare
-from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
+from deepnvme._checkpoint.plain_values import empty_containers, has_values, replace_values
+from deepnvme._checkpoint.tensor_names import (
+    has_name,
+    name_of,
+    named_tensors,
+    refuse_empty,
+    tensor_expressions,
+    tensor_keys,
+)
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import cast_refusal, engine_reaches, without_gradients
@@ -20,6 +29,7 @@ from deepnvme.errors import InvalidArgumentError, MovedError
 if TYPE_CHECKING:
     from deepnvme._checkpoint.load_request import LoadRequest
     from deepnvme._checkpoint.source_files import SourceFile
+    from deepnvme._checkpoint.state_walk import Keys
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
 # Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group
@@ -32,8 +42,26 @@ _NAMED_MAX = 5
 def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
     """Fill each tensor of ``into`` with the tensor of its name."""
     targets = _targets(request, into)
-    request.for_files(lambda files: _fill_all(request, files, targets, cast))
+    # Most states are flat dicts of tensors.
+    is_flat = bool(into) and isinstance(into, Mapping) and targets.keys() == into.keys()
+    empty = [] if is_flat else empty_containers(into)
+    wants_values = not is_flat and (bool(empty) or has_values(into))
+    saved = request.for_files(lambda files: _fill_all(request, files, _Wanted(targets, empty, wants_values, cast)))
+    if wants_values and (kept := replace_values(into, saved)):
+        shown = ", ".join(name_of(keys) for keys in kept[:_NAMED_MAX]) + (", ..." if len(kept) > _NAMED_MAX else "")
+        warnings.warn(f"{request.name}: the file has no value for {shown}; into keeps its own", stacklevel=3)
     return into
+
+
+class _Wanted(NamedTuple):
+    """What a load is to find in the files."""
+
+    targets: dict[str, torch.Tensor]
+    empty: list[Keys]
+    """Empty containers."""
+    values: bool
+    """Whether to find values that are no tensors."""
+    cast: bool
 
 
 class _Stored(NamedTuple):
@@ -66,12 +94,27 @@ class _Plan(NamedTuple):
     """Filled under an earlier name already; the tensor of this name must be the same."""
 
 
-def _fill_all(request: LoadRequest, files: list[SourceFile], targets: dict[str, torch.Tensor], cast: bool) -> None:
+def _fill_all(request: LoadRequest, files: list[SourceFile], wanted: _Wanted) -> Any:
+    """Fill the tensors. Return the saved state without the bytes of tensors, if its other values are wanted."""
     try:
-        _fill(request, _plan(request, files, targets, cast, headers="trust"))
+        return _fill_from(request, files, wanted, headers="trust")
     except MovedError:
         # Another program placed the records differently than the directory suggests.
-        _fill(request, _plan(request, files, targets, cast, headers="read"))
+        return _fill_from(request, files, wanted, headers="read")
+
+
+def _fill_from(
+    request: LoadRequest, files: list[SourceFile], wanted: _Wanted, *, headers: Literal["trust", "read"]
+) -> Any:
+    plans = _plan(request, files, wanted.targets, wanted.cast, headers=headers)
+    if wanted.empty:
+        names = (entry.name for plan in plans for entry in tensor_entries(plan.reader))
+        refuse_empty(request.name, wanted.empty, names)
+    saved = None
+    if wanted.values and len(plans) == 1 and plans[0].reader.format != "safetensors":
+        saved = request.without_bytes(plans[0].reader, files[0].path)
+    _fill(request, plans)
+    return saved
 
 
 def _fill(request: LoadRequest, plans: list[_Plan]) -> None:

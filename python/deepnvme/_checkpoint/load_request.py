@@ -169,6 +169,10 @@ class LoadRequest:
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
+    def without_bytes(self, reader: _CheckpointReader, path: Any) -> Any:
+        """Build the state of an archive with tensors on the meta device, for its other values."""
+        return self._archive(reader, path, list(range(reader.storage_count)), None, None)
+
     def _archive(
         self,
         reader: _CheckpointReader,

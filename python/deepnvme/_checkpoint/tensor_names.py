@@ -6,10 +6,11 @@ import fnmatch
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.state_walk import Keys, each_tensor, tensors_with_keys
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import torch
@@ -59,7 +60,35 @@ def _names_above(name: str) -> Iterator[str]:
 def named_tensors(state: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of nested dicts, lists and tuples, with their names."""
     for keys, tensor in tensors_with_keys(state):
-        yield functools.reduce(_joined, keys, ""), tensor
+        yield name_of(keys), tensor
+
+
+def name_of(keys: Keys) -> str:
+    """Return the name of what keys and indices lead to."""
+    return functools.reduce(_joined, keys, "")
+
+
+def refuse_empty(state: str, empty: list[Keys], names: Iterable[str]) -> None:
+    """Refuse containers of ``into`` that are empty, if the checkpoint has tensors there: they would be lost."""
+    prefixes = {f"{name_of(keys)}." if keys else "": keys for keys in empty}
+    for name in names:
+        found = next((prefixes[part] for part in ("", *_prefixes(name)) if part in prefixes), None)
+        if found is None:
+            continue
+        msg = (
+            f"{state}: into{expression(found)} is empty, and the checkpoint has tensors there, such as {name}, which "
+            "would be lost; load without into, fill it first (an optimizer's state exists from its first step on, or "
+            "from get_state_dict of torch.distributed.checkpoint.state_dict), or leave the key out"
+        )
+        raise InvalidArgumentError(msg)
+
+
+def _prefixes(name: str) -> Iterator[str]:
+    """Yield the parts of a name that end with a dot."""
+    at = name.find(".")
+    while at >= 0:
+        yield name[: at + 1]
+        at = name.find(".", at + 1)
 
 
 def tensor_expressions(state: Any) -> Iterator[tuple[str, torch.Tensor]]:

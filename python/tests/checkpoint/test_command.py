@@ -153,9 +153,9 @@ def test_verify_shows_no_speed_of_a_small_file(tmp_path: Path) -> None:
 
 def test_verify_of_a_trainers_folder_names_its_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-2").mkdir()
-    status, _, err = run("verify", tmp_path)
+    status, out, _ = run("verify", tmp_path)
     assert status == 1
-    assert "or name its checkpoints: checkpoint-*" in err
+    assert "or name its checkpoints: checkpoint-*" in out
 
 
 @pytest.mark.parametrize("order", ["same", "reversed"])
