@@ -1,10 +1,11 @@
-"""Find import cycles between the files and folders of each crate, and of the Python package. Standard library only.
+"""Find import cycles between the files and folders of crates, the package and benchmarks. Standard library only.
 
     python scripts/import_cycles.py
 
 Each output line but the last is one cycle: files that depend on each other, directly or indirectly, or neighbours in a
 folder (files or sub-folders), each of which contains files that depend on the other. The last line is the number of
-cycles. A mere re-export is not a dependency, nor is the module in a visibility. Exit status 1 if there is any cycle.
+cycles. A mere re-export is not a dependency, nor is the module in a visibility. The tests inside a file belong to it:
+they may use what the file may use. Exit status 1 if there is any cycle.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COMMENT_OR_TEXT = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\])*"', re.DOTALL)
 TESTS = re.compile(r"#\[cfg\((?:all\()?test[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*mod \w+ \{")
+# In a module inside a file, the first `super` is the file.
+SUPER = re.compile(r"(?<!::)\bsuper::(super::)?")
 VISIBILITY = re.compile(r"\bpub\(in [^)]*\)")
 USE = re.compile(r"(pub(?:\([^)]*\))?\s+)?\buse\s+([^;]+);")
 LONG_PATH = re.compile(r"\b((?:crate|super)(?:::\w+)+)")
@@ -122,29 +125,31 @@ def parts(inner: str) -> Iterator[str]:
 
 
 def crate_texts(src: Path) -> dict[Module, str]:
-    """Read the files of a crate without binaries, tests, comments and string literals."""
+    """Read the files of a crate without binaries, comments and string literals."""
     found = {}
     for path in sorted(src.rglob("*.rs")):
         names = list(path.relative_to(src).with_suffix("").parts)
-        if "tests" in names or names[-1].endswith("tests") or names[0] == "bin":
+        if names[0] == "bin":
             continue
         if names[-1] in ("mod", "lib", "main"):
             names.pop()
         text = COMMENT_OR_TEXT.sub(" ", path.read_text())
         tests = TESTS.search(text)
-        found[tuple(names)] = text[: tests.start()] if tests else text
+        end = tests.start() if tests else len(text)
+        found[tuple(names)] = text[:end] + SUPER.sub(lambda path: path[1] or "self::", text[end:])
     return found
 
 
-def python_dependencies(package: Path) -> Dependencies:
-    """Return the imports that run. Imports for type checkers only do not."""
+def python_dependencies(folder: Path) -> Dependencies:
+    """Return the imports that run in the packages of a folder. Imports for type checkers only do not."""
     modules: dict[Module, Path] = {}
-    for path in package.rglob("*.py"):
-        names = (package.name, *path.relative_to(package).with_suffix("").parts)
+    for path in (path for package in folder.glob("*/__init__.py") for path in package.parent.rglob("*.py")):
+        names = path.relative_to(folder).with_suffix("").parts
         modules[names[:-1] if names[-1] == "__init__" else names] = path
     found: dict[Module, set[Module]] = defaultdict(set)
     for module, path in modules.items():
-        for name in imported(ast.parse(path.read_text())):
+        package = module if path.name == "__init__.py" else module[:-1]
+        for name in imported(ast.parse(path.read_text()), package):
             there = tuple(name.split("."))
             there = there if there in modules else there[:-1]
             if there in modules and there != module:
@@ -152,16 +157,18 @@ def python_dependencies(package: Path) -> Dependencies:
     return found
 
 
-def imported(node: ast.AST) -> Iterator[str]:
-    """Yield the full names of all imports, also inside functions, except those for type checkers."""
+def imported(node: ast.AST, package: Module = ()) -> Iterator[str]:
+    """Yield the full names of a package's imports, also inside functions, except those for type checkers."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
             continue
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
-        elif isinstance(child, ast.ImportFrom) and child.module:
-            yield from (f"{child.module}.{alias.name}" for alias in child.names)
-        yield from imported(child)
+        elif isinstance(child, ast.ImportFrom):
+            start = package[: len(package) + 1 - child.level] if child.level else ()
+            where = ".".join((*start, child.module) if child.module else start)
+            yield from (f"{where}.{alias.name}" for alias in child.names)
+        yield from imported(child, package)
 
 
 def cycles(dependencies: Dependencies) -> list[list[Module]]:
@@ -204,9 +211,9 @@ def reach(dependencies: Dependencies, module: Module) -> set[Module]:
 def main() -> int:
     """Print all cycles. Exit status 1 if there is one."""
     count = 0
-    sources = [*sorted((ROOT / "crates").glob("*/src")), ROOT / "python" / "src"]
+    sources = [*sorted((ROOT / "crates").rglob("src")), ROOT / "python" / "src"]
     packages = [(src.parent.name, Crate(crate_texts(src)).dependencies()) for src in sources]
-    packages.append(("deepnvme", python_dependencies(ROOT / "python" / "deepnvme")))
+    packages += [(name, python_dependencies(ROOT / name)) for name in ("python", "benchmarks")]
     for name, dependencies in packages:
         of_files = cycles(dependencies)
         of_folders = [cycle for inside in folder_dependencies(dependencies).values() for cycle in cycles(inside)]

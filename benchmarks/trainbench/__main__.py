@@ -12,10 +12,9 @@ from pathlib import Path
 from storagebench import command, hugepages
 from storagebench.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
-from trainbench import summary
+from trainbench import summary, tools
 from trainbench.offloaded import TOKENS, Size
 from trainbench.rounds import Bench, Row
-from trainbench.steppers import all_tools
 
 # Whether parameters are of bf16; entries of a batch, and whether blocks change in the backward pass.
 _STEPS = {"step-fp32": False, "step-bf16": True}
@@ -56,7 +55,7 @@ def arguments() -> argparse.Namespace:
 def run(chosen: argparse.Namespace, scratch: Path) -> Path:
     """Measure all rows, and write the record after each."""
     size = Size(chosen.width, chosen.blocks)
-    line = {name: one for name, one in all_tools().items() if name not in chosen.without.split(";")}
+    line = {name: one for name, one in tools.ALL.items() if name not in chosen.without.split(";")}
     nbytes = max(8 * chosen.elements, size.parameter_bytes) // _MIB * _MIB
     rows: list[Row] = []
     with hugepages.reserved(HUGE_BYTES) as is_huge, idle_disk(scratch) as quiet:

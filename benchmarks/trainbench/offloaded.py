@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from trainbench.protocol import Reply, took
 from trainbench.tensors import weights
-from trainbench.workers import Reply, took
 
 # Tokens of each batch entry.
 TOKENS = 8

@@ -14,8 +14,9 @@ from storagebench.rounds import order
 from storagebench.tools.base import NotOffered
 from swapbench.fio_mixed import Mixed
 from trainbench.offloaded import Size
+from trainbench.protocol import Reply
 from trainbench.steppers import Setting, Stepper
-from trainbench.workers import Child, Reply
+from trainbench.workers import Child
 
 OURS, IN_MEMORY, FIO = "deepnvme", "in memory", "fio"
 # Claims to be bit for bit torch's optimizer in its default form.

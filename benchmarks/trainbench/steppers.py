@@ -1,4 +1,4 @@
-"""The tools for steps: AdamW with its state on disk, parameters and gradients in memory."""
+"""What a tool for steps is, and deepnvme's: AdamW with its state on disk, parameters and gradients in memory."""
 
 from __future__ import annotations
 
@@ -164,11 +164,3 @@ class Fused(Deepnvme):
 
     name = "deepnvme, fused"
     is_fused = True
-
-
-def all_tools() -> dict[str, type[Stepper]]:
-    """Return all tools by name."""
-    from trainbench.deepspeed_swap import Partitioned, Pipelined  # noqa: PLC0415
-    from trainbench.tensornvme_swap import TensorNvme  # noqa: PLC0415
-
-    return {one.name: one for one in (Deepnvme, Fused, Pipelined, Partitioned, TensorNvme)}

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from trainbench.protocol import Reply
 from trainbench.rounds import FIO, IN_MEMORY, OURS, Row
-from trainbench.workers import Reply
 
 _FLOOR_SHARE, _TIMES_DEEPSPEED, _TIMES_TENSORNVME, _ROOFLINES = 0.9, 1.5, 1.0, 1.10
 _BASELINES = {"DeepSpeed, pipelined": _TIMES_DEEPSPEED, "TensorNVMe": _TIMES_TENSORNVME}

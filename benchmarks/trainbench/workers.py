@@ -13,29 +13,15 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from storagebench.tools.base import NotOffered
+from trainbench.protocol import TOOK, Reply, Served, took
 
-Reply = dict[str, Any]
 # Steps that create the state, its files and its access order.
 _FIRST_STEPS = 2
 # A process with more memory has not released its tensors.
 _IDLE_BYTES_MAX = 1_300_000_000
-_TOOK = ("took_s", "cpu_s", "read_bytes", "write_bytes")
-
-
-class Served(Protocol):
-    """Serves requests."""
-
-    def open(self, setting: dict[str, Any]) -> Reply:
-        """Prepare a setting."""
-
-    def turn(self, steps: int) -> Reply:
-        """Make steps."""
-
-    def close(self) -> Reply:
-        """Release all tensors."""
 
 
 class Child:
@@ -100,18 +86,13 @@ class Child:
         self._process.wait()
 
 
-def took(before: tuple[float, ...], after: tuple[float, ...]) -> dict[str, float]:
-    """Return the costs between two readings, by name."""
-    return {name: end - begin for name, begin, end in zip(_TOOK, before, after, strict=True)}
-
-
 class _Steps:
     """A stepper with its tensors, and torch's optimizer over some of their elements."""
 
     def __init__(self, name: str) -> None:
-        from trainbench.steppers import all_tools  # noqa: PLC0415
+        from trainbench import tools  # noqa: PLC0415
 
-        self._kind = all_tools()[name]
+        self._kind = tools.ALL[name]
 
     def open(self, setting: dict[str, Any]) -> Reply:
         """Prepare a setting."""
@@ -138,7 +119,7 @@ class _Steps:
         from zerobench.child import spent  # noqa: PLC0415
 
         one, counted = self._one, self._one.counted()
-        sums: dict[str, float] = dict.fromkeys(_TOOK, 0)
+        sums: dict[str, float] = dict.fromkeys(TOOK, 0)
         gc.collect()
         gc.disable()
         # A tool that reads through the page cache rests between steps, so that they are cold.

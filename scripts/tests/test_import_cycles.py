@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 import import_cycles as script
-from import_cycles import Crate, cycles, expanded, folder_dependencies, imported
+from import_cycles import (
+    Crate,
+    crate_texts,
+    cycles,
+    expanded,
+    folder_dependencies,
+    imported,
+    python_dependencies,
+)
 
 
 def test_a_use_is_taken_apart() -> None:
@@ -69,6 +77,27 @@ def test_where_something_is_visible_is_no_need() -> None:
 def test_imports_for_type_checkers_do_not_count() -> None:
     text = "from a import b\nif TYPE_CHECKING:\n    import c\ndef f():\n    import d.e\n"
     assert list(imported(ast.parse(text))) == ["a.b", "d.e"]
+
+
+def test_relative_imports_begin_at_the_package() -> None:
+    text = "from . import a\nfrom .b import c\nfrom ..d import e\n"
+    assert list(imported(ast.parse(text), ("x", "y"))) == ["x.y.a", "x.y.b.c", "x.d.e"]
+
+
+def test_what_the_tests_inside_a_file_use_counts(tmp_path: Path) -> None:
+    tests = "#[cfg(test)]\nmod tests { use super::*; use super::super::two::Two; }"
+    (tmp_path / "lib.rs").write_text("mod one; mod two;")
+    (tmp_path / "one.rs").write_text(f"pub struct One;\n{tests}")
+    (tmp_path / "two.rs").write_text("use crate::one::One; pub struct Two;")
+    assert cycles(Crate(crate_texts(tmp_path)).dependencies()) == [[("one",), ("two",)]]
+
+
+def test_packages_of_a_folder_that_need_each_other(tmp_path: Path) -> None:
+    for package, text in {"one": "import two.data", "two": "", "three": "from one import load"}.items():
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(text)
+    (tmp_path / "two" / "data.py").write_text("def read():\n    from one import load\n")
+    assert cycles(python_dependencies(tmp_path)) == [[("one",), ("two", "data")]]
 
 
 @pytest.mark.parametrize(("needs", "status"), [("", 0), ("use super::one::One;", 1)])

@@ -5,7 +5,6 @@ use deepnvme_codec::quant::Scheme;
 use deepnvme_file::aligned_range::AlignedRange;
 
 use crate::error::{Error, Result};
-use crate::residency::Class;
 
 /// The alignment of slots. If the offset within a page of memory equals the offset within a page of the file, direct
 /// I/O needs no copy.
@@ -140,12 +139,6 @@ pub struct SlotClass {
     /// Whether the slots begin where those of the previous class do, and take turns with them in the same memory. CPU
     /// only.
     pub shares_memory: bool,
-}
-
-impl From<&SlotClass> for Class {
-    fn from(class: &SlotClass) -> Self {
-        Self { slots: class.slots, prefetch: class.prefetch }
-    }
 }
 
 /// The offset and the length of each slot in the arena.

@@ -11,6 +11,7 @@
 use std::cmp::Reverse;
 
 use crate::access_predictor::AccessPredictor;
+use crate::layer_group::SlotClass;
 
 /// The limits of a class.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +20,12 @@ pub(crate) struct Class {
     pub(crate) slots: usize,
     /// Groups that may be prefetched. Less than `slots`, unless the slots overlap those of another class.
     pub(crate) prefetch: usize,
+}
+
+impl From<&SlotClass> for Class {
+    fn from(class: &SlotClass) -> Self {
+        Self { slots: class.slots, prefetch: class.prefetch }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -258,7 +265,7 @@ impl Residency {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layer_group::{SlotClass, layout};
+    use crate::layer_group::layout;
     use crate::slot_memory::overlaps;
 
     fn one_class(groups: usize, slots: usize, prefetch: usize) -> Residency {

@@ -294,37 +294,3 @@ fn panic_error(panic: &(dyn Any + Send)) -> Error {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     Error::Panicked(text.unwrap_or("without a message").to_owned())
 }
-
-#[cfg(all(test, not(loom), not(simulated)))]
-#[allow(clippy::unwrap_used, reason = "a test fails by panicking")]
-mod tests {
-    use std::time::{Duration, Instant};
-
-    use deepnvme_io::Config;
-
-    use super::*;
-    use crate::options::SwapperOptions;
-    use crate::swapper::Swapper;
-
-    #[test]
-    fn a_panic_becomes_the_error_of_waiters() {
-        let folder = tempfile::tempdir().unwrap();
-        let engine = Arc::new(Engine::new(Config::default()).unwrap());
-        let swapper = Swapper::new(engine, &SwapperOptions::new(folder.path(), 4096)).unwrap();
-        for key in ["odd", "sound"] {
-            swapper.put(key, &Region::from_vec(vec![7; 4096])).unwrap();
-        }
-        swapper.flush(None, &mut || false).unwrap();
-        let id = swapper.scheduler().items.lock().residency.find("odd").unwrap();
-        let stored = swapper.scheduler().store().get(id).unwrap().clone();
-        // Simulate a bug: the item's bytes exceed the memory.
-        swapper.scheduler().store().insert(id, StoredItem { bytes: 1 << 40, ..stored });
-        let began = Instant::now();
-        let mut is_cancelled = || began.elapsed() > Duration::from_secs(60);
-        let failed = swapper.borrow("odd", false, &mut is_cancelled).unwrap_err();
-        assert!(matches!(failed, Error::Panicked(_)), "{failed}");
-        // Other items still work.
-        drop(swapper.borrow("sound", true, &mut is_cancelled).unwrap());
-        swapper.close();
-    }
-}

@@ -15,6 +15,8 @@ mod gds_access;
 mod known_memory;
 mod probe;
 mod registry;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use access::EngineGpus;
 pub use access::{GpuAccess, HostRegistration, StreamEvents};

@@ -81,3 +81,63 @@ impl Drop for WorkGuard {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::backend::Wake;
+    use crate::op::Direction;
+    use crate::request::{PlannedRequest, Priority, RequestMemory, WriteMode, WriteOptions};
+    use crate::split::{BlockPlan, BlockSizes, FileGeometry, Segment};
+    use crate::stripe_layout::StripeLayout;
+    use crate::sync::{mpsc, thread};
+    use crate::trace::Recorder;
+
+    struct NoWake;
+
+    impl Wake for NoWake {
+        fn wake(&self) {}
+    }
+
+    /// A request of one block, to be prepared first. It has no file and no memory.
+    #[allow(clippy::unwrap_used, reason = "it is a part of the test")]
+    fn request() -> Arc<Request> {
+        let segment = Segment { file: 0, item: 0, offset: 0, len: 4096, address: None, is_contiguous_gpu: false };
+        let geometry = FileGeometry { direct: None, layout: StripeLayout::SINGLE, has_gds: false };
+        let sizes = BlockSizes { block_bytes: 4096, bounce_bytes: 4096, gds_bytes: 4096 };
+        let plan = BlockPlan::new(Direction::Write, &[geometry], vec![segment], sizes).unwrap();
+        let options = WriteOptions { mode: WriteMode::WholeFile, ..WriteOptions::default() };
+        let planned = PlannedRequest::without_files(plan, Vec::new());
+        Arc::new(Request::new(planned, RequestMemory::Sources(Vec::new()), options))
+    }
+
+    #[test]
+    fn a_worker_that_went_to_sleep_after_the_close_exits_with_the_others() {
+        let queue = Arc::new(RequestQueue::new(2, &Arc::new(Recorder::new())));
+        let (busy, idle) = (queue.handle(0), queue.handle(1));
+        busy.register(Arc::new(NoWake));
+        idle.register(Arc::new(NoWake));
+        queue.push(&request(), Priority::Normal).unwrap();
+        let Some(WorkItem::Prepare(preparation)) = WorkItem::next(&queue) else { panic!("a file is prepared first") };
+        queue.close();
+        idle.run();
+        assert!(queue.next().is_none());
+        // The request continues while its worker reaps, so that worker is the one to wake.
+        busy.run();
+        assert!(busy.may_reap());
+        preparation.end(Ok(0));
+        assert!(!queue.try_exit(), "the request still has a block");
+        busy.run();
+        let Some(WorkItem::Block(block, _)) = WorkItem::next(&queue) else { panic!("a block comes next") };
+        block.end(Ok(4096));
+        assert!(queue.next().is_none() && queue.try_exit());
+        let (woken, wakes) = mpsc::channel();
+        let asleep = Arc::clone(&queue);
+        thread::spawn(move || {
+            asleep.handle(1).park();
+            woken.send(())
+        });
+        assert!(wakes.recv_timeout(std::time::Duration::from_secs(60)).is_ok(), "the idle worker sleeps forever");
+        assert!(queue.try_exit());
+    }
+}

@@ -75,3 +75,70 @@ impl Lane {
         });
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::event::TraceEvent;
+    use super::super::now_ns;
+    use super::super::recorder::EVENTS_MAX;
+    use super::*;
+
+    fn spans(recorded: &Recorded) -> Vec<(u64, u64, String)> {
+        let name = |event: &TraceEvent| match &event.kind {
+            EventKind::Span { name, .. } => name.to_string(),
+            other => unreachable!("{other:?}"),
+        };
+        recorded.events.iter().map(|event| (event.start_ns, event.end_ns, name(event))).collect()
+    }
+
+    #[test]
+    fn each_of_several_recordings_has_what_ended_while_it_ran() {
+        let recorder = Arc::new(Recorder::new());
+        let lane = Lane::new(&recorder, "compute");
+        lane.span("before a recording", now_ns(), now_ns());
+        assert!(!lane.is_on());
+        let outer = Recording::begin(&recorder);
+        let (before, during) = (now_ns(), now_ns() + 1);
+        lane.span("first", before, during);
+        let inner = Recording::begin(&recorder);
+        let start = now_ns();
+        lane.span("over before the inner one", before, before);
+        lane.span("both", 0, start + 5);
+        let inner = inner.stop().unwrap();
+        lane.span("last", start + 9, start + 7);
+        assert!(lane.is_on());
+        let outer = outer.stop().unwrap();
+        assert!(!lane.is_on());
+        assert_eq!(spans(&inner), [(inner.start_ns, start + 5, "both".to_owned())], "cut where the recording began");
+        let names: Vec<_> = spans(&outer).into_iter().map(|(.., name)| name).collect();
+        assert_eq!(names, ["first", "over before the inner one", "both", "last"]);
+        assert_eq!(spans(&outer)[3], (start + 9, start + 9, "last".to_owned()), "nothing ends before it began");
+    }
+
+    #[test]
+    fn a_full_recording_counts_what_it_drops() {
+        let recorder = Arc::new(Recorder::new());
+        let lane = Lane::new(&recorder, "compute");
+        let recording = Recording::begin(&recorder);
+        let now = now_ns();
+        for number in 0..EVENTS_MAX as u64 + 7 {
+            lane.span("step", now + number, now + number + 1);
+        }
+        let later = Recording::begin(&recorder);
+        lane.span("step", now, u64::MAX);
+        let recorded = recording.stop().unwrap();
+        assert_eq!((recorded.events.len(), recorded.dropped), (EVENTS_MAX, 8));
+        assert_eq!(recorded.events[EVENTS_MAX - 1].start_ns, now + EVENTS_MAX as u64 - 1, "the first ones stay");
+        assert_eq!(later.stop().unwrap().events.len(), 1, "another one has room");
+    }
+
+    #[test]
+    fn a_recording_that_is_dropped_costs_nothing_any_more() {
+        let recorder = Arc::new(Recorder::new());
+        let recording = Recording::begin(&recorder);
+        let number = recording.number;
+        drop(recording);
+        assert!(!recorder.is_on());
+        assert!(recorder.close(number).is_none());
+    }
+}

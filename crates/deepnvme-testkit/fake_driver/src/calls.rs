@@ -1,16 +1,14 @@
 //! The entry checks of the exported functions: forks, callbacks, counting, faults, initialisation, the current context,
 //! captures.
 //!
-//! The order is that of a driver that checks its own state before the arguments. No panic crosses the C boundary.
+//! The order is that of a driver that checks its own state before the arguments.
 
-use std::cell::{Cell, RefCell};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::cell::Cell;
 
-use crate::abi::{Code, Device, Handle, NOT_INITIALIZED, NOT_PERMITTED, Outcome, SUCCESS, UNKNOWN};
+use crate::abi::{Code, Device, NOT_INITIALIZED, NOT_PERMITTED, Outcome, SUCCESS, UNKNOWN, without_panic};
 use crate::state::{self, DriverGuard};
 
 thread_local! {
-    static CONTEXTS: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -56,26 +54,11 @@ pub(crate) fn enter(symbol: &str, needs: Needs) -> Outcome<(DriverGuard, Device)
     Ok((state, device))
 }
 
-/// Returns the result of the body, or `None` if it panicked. The panic was already printed.
-pub(crate) fn without_panic<T>(body: impl FnOnce() -> T) -> Option<T> {
-    catch_unwind(AssertUnwindSafe(body)).ok()
-}
-
 /// Runs a host function. Meanwhile this thread must not call the driver.
 pub(crate) fn as_host_function(call: impl FnOnce()) {
     IN_HOST_FUNCTION.set(true);
     call();
     IN_HOST_FUNCTION.set(false);
-}
-
-/// Returns the top of this thread's context stack.
-pub(crate) fn current_context() -> Option<Handle> {
-    CONTEXTS.with_borrow(|stack| stack.last().copied())
-}
-
-/// Modifies this thread's context stack.
-pub(crate) fn with_contexts<T>(change: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
-    CONTEXTS.with_borrow_mut(change)
 }
 
 /// Exports driver functions: `fn name(arguments) needs What |state, device| { body }`. The body returns an `Outcome`.

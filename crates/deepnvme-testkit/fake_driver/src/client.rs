@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 
-use crate::library_path;
+use crate::library::library_path;
 
 /// Exclusive use of the process's fake driver. Faults and counters belong to the process, so tests take turns.
 pub struct Loaded {

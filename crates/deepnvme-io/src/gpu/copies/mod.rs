@@ -7,8 +7,6 @@
 
 mod blocking;
 mod slice;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -3,12 +3,14 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::abi::cufile::{BATCH_FULL, FileOutcome, INTERNAL_ERROR, INVALID_VALUE, IoEvent, IoParams};
 use crate::abi::{Handle, In, Out};
-use crate::cufile::abi::{BATCH_FULL, FileOutcome, INTERNAL_ERROR, INVALID_VALUE, IoEvent, IoParams, cufile_calls};
+use crate::cufile::calls::{behind_gate, cufile_calls};
 use crate::cufile::session::opened;
-use crate::cufile::transfer::{Direction, Request, RequestedMemory, Transfer};
-use crate::race_detector::Point;
-use crate::rng::Rng;
+use crate::cufile::transfer::{Request, RequestedMemory};
+use crate::state::clock::Point;
+use crate::state::cufile::batch::{Batch, BatchEntry};
+use crate::state::cufile::transfer::Direction;
 use crate::state::{DriverGuard, DriverState, lock, notify, wait_until, wait_until_or};
 
 /// `CUFILE_CANCELED`, `CUFILE_COMPLETE` and `CUFILE_FAILED`.
@@ -17,28 +19,6 @@ const COMPLETE: i32 = 16;
 const FAILED: i32 = 64;
 /// `CUFILE_BATCH`.
 const MODE: i32 = 1;
-
-/// A batch.
-pub(crate) struct Batch {
-    capacity: usize,
-    waiting: Vec<BatchEntry>,
-    /// Number of entries in progress: none or one.
-    running: usize,
-    completed: Vec<(IoEvent, Point)>,
-    rng: Rng,
-}
-
-struct BatchEntry {
-    cookie: usize,
-    point: Point,
-    transfer: Transfer,
-}
-
-impl Batch {
-    fn outstanding(&self) -> usize {
-        self.waiting.len() + self.running + self.completed.len()
-    }
-}
 
 cufile_calls! {
     fn cuFileBatchIOSetUp(out: Out<Handle>, capacity: u32) |mut state| {
@@ -85,7 +65,7 @@ cufile_calls! {
 #[allow(non_snake_case)]
 extern "C" fn cuFileBatchIODestroy(handle: Handle) {
     // There is no result; violations go to the call log.
-    let _ = super::abi::behind_gate("cuFileBatchIODestroy", |mut state| {
+    let _ = behind_gate("cuFileBatchIODestroy", |mut state| {
         let Ok(batch) = state.batch(handle) else {
             state.call_log.violation(format!("lifetime: cuFileBatchIODestroy of {handle:#x}, which is none"));
             return Ok(());

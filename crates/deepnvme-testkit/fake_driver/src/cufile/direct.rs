@@ -4,8 +4,9 @@
 //! is a race.
 
 use crate::abi::Handle;
-use crate::cufile::abi::behind_gate;
-use crate::cufile::transfer::{Direction, Request, RequestedMemory};
+use crate::cufile::calls::behind_gate;
+use crate::cufile::transfer::{Request, RequestedMemory};
+use crate::state::cufile::transfer::Direction;
 use crate::state::lock;
 
 /// A call that reads.

@@ -6,15 +6,17 @@
 
 use std::sync::Arc;
 
+use crate::abi::cufile::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE};
 use crate::abi::{self, Handle, Out};
-use crate::cufile::abi::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE, cufile_calls};
-use crate::cufile::registered::{File, device_of};
+use crate::cufile::calls::cufile_calls;
+use crate::cufile::registered::device_of;
 use crate::cufile::session::opened;
-use crate::cufile::transfer::{Direction, Request, RequestedMemory};
-use crate::queue::{Delay, StreamOp};
-use crate::race_detector::{Clock, Point};
+use crate::cufile::transfer::{Request, RequestedMemory};
+use crate::operations::queue::{Delay, StreamOp};
+use crate::state::clock::{Clock, Point};
+use crate::state::cufile::file::File;
+use crate::state::cufile::transfer::Direction;
 use crate::state::{DriverGuard, lock};
-use crate::stream::Streams;
 
 /// Flags of `cuFileStreamRegister`.
 const FIXED_MEMORY_OFFSET: u32 = 1;
@@ -161,12 +163,5 @@ impl<T: Copy> Parameter<T> {
             Self::Fixed(value) => Ok(*value),
             Self::At(address, _) => Out::<T>::at(*address).get().map_err(|_: abi::Code| INVALID_VALUE),
         }
-    }
-}
-
-impl Streams {
-    /// How many streams are registered with cuFile.
-    pub(super) fn with_gds(&self) -> usize {
-        self.created_with(|stream| stream.cufile.is_some())
     }
 }

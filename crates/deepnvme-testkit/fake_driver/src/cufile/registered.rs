@@ -1,37 +1,21 @@
-//! Registered files and buffers.
+//! Registers files and buffers.
 
-use std::fs::OpenOptions;
-use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, OnceLock};
-use std::{fs, mem};
+use std::sync::Arc;
 
-use crate::abi::{Device, Handle, In, Out};
-use crate::cufile::abi::{
+use crate::abi::cufile::{
     CUDA_POINTER_INVALID, CUDA_POINTER_RANGE_ERROR, Description, FileOutcome, GPU_MEMORY_PINNING_FAILED,
-    HANDLE_ALREADY_REGISTERED, INVALID_FILE_TYPE, INVALID_VALUE, IO_NOT_SUPPORTED, MEMORY_ALREADY_REGISTERED,
-    cufile_calls,
+    HANDLE_ALREADY_REGISTERED, INVALID_VALUE, IO_NOT_SUPPORTED, MEMORY_ALREADY_REGISTERED,
 };
+use crate::abi::{Device, Handle, In, Out};
+use crate::cufile::calls::{behind_gate, cufile_calls};
 use crate::cufile::session::opened;
 use crate::state::DriverState;
+use crate::state::cufile::file::File;
 
 /// `CU_FILE_HANDLE_TYPE_OPAQUE_FD`.
 const DESCRIPTOR: i32 = 1;
 /// `CU_FILE_RDMA_REGISTER` and `CU_FILE_RDMA_RELAXED_ORDERING`.
 const BUFFER_FLAGS: i32 = 3;
-
-/// A registered file. The caller keeps the descriptor open.
-#[derive(Debug)]
-pub(crate) struct File {
-    pub(super) fd: RawFd,
-    /// Whether its bytes are copied through the host (compatibility mode).
-    pub(super) is_copied: bool,
-    /// Device and inode, which must not change while registered.
-    identity: (u64, u64),
-    /// The descriptor's flags of access.
-    flags: i32,
-    /// The same file opened without `O_DIRECT`, for unaligned transfers.
-    buffered: OnceLock<Option<fs::File>>,
-}
 
 cufile_calls! {
     fn cuFileHandleRegister(out: Out<Handle>, description: In<Description>) |mut state| {
@@ -88,7 +72,7 @@ cufile_calls! {
 #[allow(non_snake_case)]
 extern "C" fn cuFileHandleDeregister(handle: Handle) {
     // There is no result; violations go to the call log.
-    let _ = super::abi::behind_gate("cuFileHandleDeregister", |mut state| {
+    let _ = behind_gate("cuFileHandleDeregister", |mut state| {
         match state.cufile.handles.remove(&handle) {
             None => state.call_log.violation(format!("lifetime: cuFileHandleDeregister of {handle:#x}, which is none")),
             Some(file) if Arc::strong_count(&file) > 1 => {
@@ -108,42 +92,4 @@ pub(super) fn device_of(state: &DriverState, start: u64, bytes: usize) -> FileOu
     }
     let found = state.host.around(start as usize).ok_or(CUDA_POINTER_INVALID)?;
     fits(bytes <= found.bytes - (start as usize - found.start)).map(|()| None)
-}
-
-impl File {
-    fn new(fd: RawFd) -> FileOutcome<Self> {
-        // SAFETY: asks for flags; a number that is no descriptor is refused by the kernel.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        let status = status_of(fd).filter(|_| flags >= 0).ok_or(INVALID_VALUE)?;
-        if status.st_mode & libc::S_IFMT != libc::S_IFREG {
-            return Err(INVALID_FILE_TYPE);
-        }
-        Ok(Self { fd, is_copied: false, identity: (status.st_dev, status.st_ino), flags, buffered: OnceLock::new() })
-    }
-
-    /// Returns whether the descriptor is still the registered file.
-    pub(super) fn is_same(&self) -> bool {
-        status_of(self.fd).is_some_and(|status| (status.st_dev, status.st_ino) == self.identity)
-    }
-
-    /// Returns a descriptor for a piece that direct I/O would refuse.
-    pub(super) fn unaligned(&self) -> RawFd {
-        if self.flags & libc::O_DIRECT == 0 {
-            return self.fd;
-        }
-        let access = self.flags & libc::O_ACCMODE;
-        let open = || {
-            let (reads, writes) = (access != libc::O_WRONLY, access != libc::O_RDONLY);
-            OpenOptions::new().read(reads).write(writes).open(format!("/proc/self/fd/{}", self.fd)).ok()
-        };
-        self.buffered.get_or_init(open).as_ref().map_or(self.fd, AsRawFd::as_raw_fd)
-    }
-}
-
-fn status_of(fd: RawFd) -> Option<libc::stat> {
-    // SAFETY: `fstat` fills this struct, of which all zeros is a valid value.
-    unsafe {
-        let mut status: libc::stat = mem::zeroed();
-        (libc::fstat(fd, &raw mut status) == 0).then_some(status)
-    }
 }

@@ -3,10 +3,10 @@
 //! A parameter is pending until the driver is opened: it applies to the next attempt, even if that fails.
 
 use crate::abi::Out;
-use crate::cufile::abi::{
+use crate::abi::cufile::{
     ALLOW_COMPAT_MODE, DRIVER_ALREADY_OPEN, DRIVER_NOT_INITIALIZED, DriverProperties, FileOutcome, INVALID_VALUE,
-    cufile_calls,
 };
+use crate::cufile::calls::cufile_calls;
 use crate::state::{DriverGuard, DriverState, is_forked, lock};
 
 /// 1000 times the major version and 10 times the minor one.
@@ -117,7 +117,7 @@ fn close(mut state: DriverGuard) -> FileOutcome {
         (cufile.handles.len(), "files"),
         (cufile.buffers.len(), "buffers"),
         (cufile.batches.len(), "batches"),
-        (state.streams.with_gds(), "streams"),
+        (state.streams.created_with(|stream| stream.cufile.is_some()), "streams"),
     ];
     for (count, what) in left.into_iter().filter(|(count, _)| *count > 0) {
         state.call_log.violation(format!("lifetime: cuFile was closed with {count} {what} left"));

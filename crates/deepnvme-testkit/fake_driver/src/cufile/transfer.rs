@@ -1,35 +1,21 @@
-//! One transfer: checked when requested, then moved in pieces by real system calls on the caller's descriptor.
+//! One transfer: checked when requested, then moved without the lock.
 
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::abi::{Device, Handle};
-use crate::access::{Access, Shape};
-use crate::cufile::abi::{
+use crate::abi::Handle;
+use crate::abi::cufile::{
     CUDA_CONTEXT_MISMATCH, CUDA_POINTER_INVALID, FileOutcome, HANDLE_NOT_REGISTERED, INVALID_CONTEXT_ERROR,
     INVALID_MAPPING_RANGE, INVALID_VALUE,
 };
-use crate::cufile::registered::{File, device_of};
+use crate::access::{Access, Shape};
+use crate::cufile::registered::device_of;
 use crate::cufile::session::opened;
-use crate::mapped_range::{MappedRange, Side};
-use crate::memory::page_bytes;
-use crate::race_detector::{Clock, Point, TrackedOp};
-use crate::rng::Rng;
+use crate::operations::locate::Side;
+use crate::state::clock::{Clock, Point, StreamId};
+use crate::state::cufile::transfer::{ALIGNMENT, Direction, Transfer};
+use crate::state::race_detector::TrackedOp;
 use crate::state::{DriverState, lock};
-use crate::stream::StreamId;
-
-/// Alignment that direct I/O requires of offsets, sizes and addresses.
-const ALIGNMENT: u64 = 4096;
-/// The maximum number of pages of a piece.
-const PIECE_PAGES_MAX: u64 = 32;
-
-/// The direction of a transfer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    Read,
-    Write,
-}
 
 /// A requested transfer.
 #[derive(Clone, Copy, Debug)]
@@ -46,29 +32,6 @@ pub(super) struct RequestedMemory {
     pub(super) base: u64,
     pub(super) offset: i64,
     pub(super) bytes: usize,
-}
-
-/// A checked transfer, with everything that it needs.
-pub(super) struct Transfer {
-    direction: Direction,
-    file: Arc<File>,
-    range: MappedRange,
-    device: Option<Device>,
-    bytes: usize,
-    file_offset: i64,
-    pub(super) used: Access,
-    rng: Rng,
-    delay: Duration,
-}
-
-impl Direction {
-    /// Returns the fault point that makes a transfer short.
-    fn short(self) -> &'static str {
-        match self {
-            Self::Read => "cuFileRead@short",
-            Self::Write => "cuFileWrite@short",
-        }
-    }
 }
 
 impl Request {
@@ -151,43 +114,14 @@ impl Transfer {
             if !self.file.is_same() {
                 state.call_log.violation(format!("lifetime: descriptor {} was closed while registered", self.file.fd));
             }
-            state.call_log.call(self.direction.short()).map_or(self.bytes, |most| most.max(0) as usize).min(self.bytes)
+            state
+                .call_log
+                .call(self.direction.short_fault())
+                .map_or(self.bytes, |most| most.max(0) as usize)
+                .min(self.bytes)
         };
-        let mut done = 0;
-        while done < limit {
-            let pages = 1 + self.rng.below(PIECE_PAGES_MAX) as usize;
-            match self.piece(done, (pages * page_bytes()).min(limit - done)) {
-                Ok(0) => break,
-                Ok(moved) => done += moved,
-                Err(libc::EINTR) => (),
-                Err(error) => return Err(error),
-            }
-        }
+        let done = self.move_bytes(limit)?;
         lock().cufile.statistics.count(self.direction, self.device, done, self.file.is_copied);
         Ok(done)
-    }
-
-    fn piece(&self, from: usize, bytes: usize) -> Result<usize, i32> {
-        let memory = self.range.part(from);
-        let offset = self.file_offset + from as i64;
-        let numbers = [memory.addr() as u64, offset as u64, bytes as u64];
-        let aligned = numbers.iter().all(|number| number % ALIGNMENT == 0);
-        let fd = if aligned { self.file.fd } else { self.file.unaligned() };
-        match self.call(fd, memory, offset, bytes) {
-            // Some devices want more than a page.
-            Err(libc::EINVAL) if aligned => self.call(self.file.unaligned(), memory, offset, bytes),
-            moved => moved,
-        }
-    }
-
-    fn call(&self, fd: RawFd, memory: *mut u8, offset: i64, bytes: usize) -> Result<usize, i32> {
-        // SAFETY: the range was checked against its allocation, and keeps that allocation.
-        let moved = unsafe {
-            match self.direction {
-                Direction::Read => libc::pread(fd, memory.cast(), bytes, offset),
-                Direction::Write => libc::pwrite(fd, memory.cast(), bytes, offset),
-            }
-        };
-        usize::try_from(moved).map_err(|_| std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
     }
 }

@@ -1,8 +1,9 @@
 //! Primary contexts, and the stack of current ones that each thread has.
 
 use crate::abi::{Device, Handle, INVALID_CONTEXT, INVALID_VALUE, Out};
-use crate::calls::{driver_calls, with_contexts};
-use crate::context;
+use crate::calls::driver_calls;
+use crate::operations::context;
+use crate::state::context::with_contexts;
 
 driver_calls! {
     fn cuDevicePrimaryCtxRetain(out: Out<Handle>, device: Device) needs Init |mut state, _| {

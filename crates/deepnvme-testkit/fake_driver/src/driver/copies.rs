@@ -8,11 +8,11 @@
 use crate::abi::{Device, Handle, Outcome};
 use crate::access::Shape;
 use crate::calls::driver_calls;
-use crate::mapped_range::{Located, Side};
-use crate::queue::{Delay, StreamOp, synchronise};
-use crate::race_detector::Clock;
+use crate::operations::locate::{Located, Side};
+use crate::operations::queue::{Delay, StreamOp, synchronise};
+use crate::operations::stream::LEGACY;
 use crate::state::DriverGuard;
-use crate::stream::LEGACY;
+use crate::state::clock::Clock;
 
 driver_calls! {
     fn cuMemcpyHtoDAsync_v2(to: u64, from: usize, bytes: usize, stream: Handle) needs Context |state, device| {

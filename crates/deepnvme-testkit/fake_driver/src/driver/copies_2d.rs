@@ -4,7 +4,7 @@ use crate::abi::{Handle, INVALID_VALUE, In, NOT_SUPPORTED, Outcome};
 use crate::access::Shape;
 use crate::calls::driver_calls;
 use crate::driver::copies::copy;
-use crate::mapped_range::Side;
+use crate::operations::locate::Side;
 
 /// `CUDA_MEMCPY2D`.
 #[derive(Clone, Copy, Debug)]

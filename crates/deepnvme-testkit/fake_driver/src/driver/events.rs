@@ -2,7 +2,7 @@
 
 use crate::abi::{Handle, INVALID_VALUE, Out};
 use crate::calls::driver_calls;
-use crate::event::{DISABLE_TIMING, synchronise};
+use crate::operations::event::{DISABLE_TIMING, synchronise};
 
 /// `CU_EVENT_INTERPROCESS`, which asks for an event without timing.
 const INTERPROCESS: u32 = 4;

@@ -2,7 +2,7 @@
 
 use crate::abi::{INVALID_VALUE, NOT_FOUND, Out};
 use crate::calls::driver_calls;
-use crate::release;
+use crate::operations::release;
 use crate::rng::splitmix64;
 
 /// All flags that `cuMemHostAlloc` and `cuMemHostRegister` know.

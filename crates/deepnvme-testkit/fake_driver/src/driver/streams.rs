@@ -4,11 +4,11 @@ use std::ffi::c_void;
 
 use crate::abi::{Handle, HostFn, INVALID_HANDLE, INVALID_VALUE, NOT_READY, Out};
 use crate::calls::{as_host_function, driver_calls};
-use crate::capture;
-use crate::queue::{Delay, StreamOp, synchronise};
-use crate::race_detector::Clock;
-use crate::state::lock;
-use crate::stream::{LEGACY, StreamKind};
+use crate::operations::queue::{Delay, StreamOp, synchronise};
+use crate::operations::stream::LEGACY;
+use crate::state::clock::Clock;
+use crate::state::stream::StreamKind;
+use crate::state::{capture, lock, notify};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -38,7 +38,7 @@ driver_calls! {
         if stream.cufile.is_some() {
             state.call_log.violation(format!("lifetime: stream {id:#x} was destroyed while registered with cuFile"));
         }
-        crate::state::notify();
+        notify();
         Ok(())
     }
 
@@ -63,14 +63,16 @@ driver_calls! {
 
     fn cuStreamBeginCapture_v2(stream: Handle, mode: i32) needs Context |mut state, device| {
         let id = state.stream_for_work(stream, device)?;
-        state.begin_capture(id, mode)
+        let state = &mut *state;
+        state.captures.begin(id, state.streams.get(id)?, mode)
     }
 
     fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
-        let ended = state.end_capture(id);
-        graph.put(*ended.as_ref().unwrap_or(&0))?;
-        ended.map(drop)
+        let ended = state.captures.end(id);
+        // A graph, which nothing can launch.
+        graph.put(if ended.is_ok() { state.handle() } else { 0 })?;
+        ended
     }
 
     fn cuStreamIsCapturing(stream: Handle, status: Out<i32>) needs Context |mut state, device| {

@@ -14,17 +14,17 @@
 //! | `objects_left_at_release` | objects that the last release of a context destroyed |
 //! | `violations` | the violations of `fake_driver_violations` |
 //!
-//! `call_log.rs` lists the points inside functions that can fail; `live` below has the kinds of objects that are
+//! `state/call_log.rs` lists the points inside functions that can fail; `live` below has the kinds of objects that are
 //! counted.
+
+mod kernels;
 
 use std::ffi::c_char;
 
-use crate::abi::{Code, Handle, In, NOT_INITIALIZED, Out, Outcome, SUCCESS, UNKNOWN};
+use crate::abi::{Code, Handle, In, NOT_INITIALIZED, Out, Outcome, SUCCESS, UNKNOWN, without_panic};
 use crate::access::Shape;
-use crate::call_log::CallLog;
-use crate::calls::without_panic;
-use crate::kernels;
-use crate::mapped_range::Side;
+use crate::operations::locate::Side;
+use crate::state::call_log::CallLog;
 use crate::state::{DriverState, is_forked, lock};
 
 macro_rules! control_calls {

@@ -1,7 +1,7 @@
-//! Primary contexts: reference-counted, with a new handle for each creation.
+//! Retains and releases primary contexts: reference-counted, with a new handle for each creation.
 
 use crate::abi::{CONTEXT_IS_DESTROYED, Device, Handle, INVALID_CONTEXT, Outcome};
-use crate::race_detector::Point;
+use crate::state::clock::Point;
 use crate::state::{DriverGuard, DriverState, notify, wait_until};
 
 impl DriverState {

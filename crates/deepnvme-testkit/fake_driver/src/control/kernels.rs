@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::abi::{Code, Device, Handle, Outcome};
 use crate::access::Shape;
 use crate::calls::{Needs, driver};
-use crate::mapped_range::Side;
-use crate::queue::{Delay, StreamOp};
-use crate::race_detector::Clock;
+use crate::operations::locate::Side;
+use crate::operations::queue::{Delay, StreamOp};
 use crate::state::DriverGuard;
+use crate::state::clock::Clock;
 
 /// `fake_driver_fill_kernel`: fills memory with [`crate::pattern`] after the delay.
 pub(crate) fn fill(stream: Handle, to: u64, bytes: usize, seed: u64, delay_us: u64) -> Code {

@@ -1,10 +1,13 @@
-//! Types of the C boundary: result codes, and checked pointers.
+//! The C boundary: result codes and handles of `cuda.h`, checked pointers, and panics. `cufile` has what `cufile.h` adds.
 //!
 //! [`Out`] and [`In`] have the layout of a C pointer. Only a C caller creates them ([`Out::at`] restores one of these),
 //! so the exported functions need no unsafe code to use them.
 
+pub(crate) mod cufile;
+
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// `CUresult`.
 pub(crate) type Code = i32;
@@ -131,4 +134,10 @@ impl In<c_char> {
         // SAFETY: the functions require a string that ends with a zero byte.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_string_lossy().into_owned())
     }
+}
+
+/// Returns the result of the body, or `None` if it panicked. The panic was already printed. No panic may cross the C
+/// boundary.
+pub(crate) fn without_panic<T>(body: impl FnOnce() -> T) -> Option<T> {
+    catch_unwind(AssertUnwindSafe(body)).ok()
 }

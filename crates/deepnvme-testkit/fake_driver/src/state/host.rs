@@ -7,10 +7,10 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use super::memory::{fill_pattern, page_bytes};
 use crate::abi::{
     Device, HOST_MEMORY_ALREADY_REGISTERED, HOST_MEMORY_NOT_REGISTERED, INVALID_VALUE, OUT_OF_MEMORY, Outcome,
 };
-use crate::memory::{fill_pattern, page_bytes};
 
 /// Keeps memory mapped.
 pub(crate) type Keep = Arc<dyn Any + Send + Sync>;

@@ -3,8 +3,8 @@
 //! An early release is a violation. The call then waits for the accesses, so that the process can report it.
 
 use crate::abi::{INVALID_VALUE, Outcome};
-use crate::race_detector::Point;
-use crate::state::{DriverGuard, wait_until};
+use crate::state::clock::Point;
+use crate::state::{DriverGuard, DriverState, wait_until};
 
 /// Releases a range: records pending accesses, waits for them, and removes them.
 pub(crate) fn release_range(mut state: DriverGuard, action: &str, start: u64, bytes: usize) -> DriverGuard {
@@ -19,7 +19,7 @@ pub(crate) fn release_range(mut state: DriverGuard, action: &str, start: u64, by
         })
         .collect();
     state.violations(users.iter().map(|(_, text)| text.clone()).collect());
-    let over = |state: &crate::state::DriverState, point: Point| {
+    let over = |state: &DriverState, point: Point| {
         !state.order.users(start, bytes).any(|entry| entry.point == point && !entry.over)
     };
     state = wait_until(state, |state| users.iter().all(|(point, _)| over(state, *point)));

@@ -1,31 +1,11 @@
-//! Streams, and lookup by handle.
-//!
-//! `queue` runs their ops. Default streams are created on first use: the legacy one per device, the other per device
-//! and thread.
+//! Streams, with the queue of each.
 
 use std::collections::{BTreeMap, HashMap};
-use std::{fmt, thread};
+use std::thread::ThreadId;
 
-use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
-use crate::queue::{OpQueue, work_off};
-use crate::race_detector::{Clock, Point};
-use crate::state::DriverState;
-
-/// `CU_STREAM_LEGACY`; the null handle means the same.
-pub(crate) const LEGACY: Handle = 1;
-/// `CU_STREAM_PER_THREAD`.
-pub(crate) const PER_THREAD: Handle = 2;
-
-/// A stream in the driver's table. The value of a created stream is its handle. The handles of default streams mean
-/// different streams on different devices and threads, so each of these also gets a value of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct StreamId(pub(crate) Handle);
-
-impl fmt::LowerHex for StreamId {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(formatter)
-    }
-}
+use super::clock::{Clock, Point, StreamId};
+use super::op_queue::OpQueue;
+use crate::abi::{Device, INVALID_HANDLE, Outcome};
 
 /// The kind of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +33,16 @@ pub(crate) struct Stream {
 #[derive(Default)]
 pub(crate) struct Streams {
     all: BTreeMap<StreamId, Stream>,
-    defaults: HashMap<(Device, Option<thread::ThreadId>), StreamId>,
+    /// The default streams: the legacy one of a device, or that of a device and a thread.
+    pub(crate) defaults: HashMap<(Device, Option<ThreadId>), StreamId>,
 }
 
 impl Streams {
+    /// Adds a stream.
+    pub(crate) fn insert(&mut self, id: StreamId, stream: Stream) {
+        self.all.insert(id, stream);
+    }
+
     /// Returns a stream.
     pub(crate) fn get(&self, id: StreamId) -> Outcome<&Stream> {
         self.all.get(&id).ok_or(INVALID_HANDLE)
@@ -121,49 +107,5 @@ impl Stream {
     /// Returns whether all queued ops are complete.
     pub(crate) fn is_idle(&self) -> bool {
         self.queue.completed == self.queue.submitted
-    }
-}
-
-impl DriverState {
-    /// Creates a stream and its thread.
-    pub(crate) fn create_stream(&mut self, device: Device, kind: StreamKind) -> Outcome<StreamId> {
-        let id = StreamId(self.handle());
-        let stream = Stream { device, kind, is_destroyed: false, cufile: None, queue: OpQueue::new(self.rng(id.0)) };
-        self.streams.all.insert(id, stream);
-        let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
-        if spawned.is_err() {
-            self.streams.all.remove(&id);
-            return Err(OUT_OF_MEMORY);
-        }
-        Ok(id)
-    }
-
-    /// Returns the stream of a handle, for any current context.
-    pub(crate) fn stream(&mut self, handle: Handle, device: Device) -> Outcome<StreamId> {
-        let key = match handle {
-            0 | LEGACY => {
-                self.captures.check_legacy(device, false)?;
-                (device, None)
-            }
-            PER_THREAD => (device, Some(thread::current().id())),
-            _ => {
-                let id = StreamId(handle);
-                let stream = self.streams.get(id)?;
-                return if stream.is_created() && !stream.is_destroyed { Ok(id) } else { Err(INVALID_HANDLE) };
-            }
-        };
-        if let Some(id) = self.streams.defaults.get(&key) {
-            return Ok(*id);
-        }
-        let kind = if key.1.is_some() { StreamKind::PerThread } else { StreamKind::Legacy };
-        let id = self.create_stream(device, kind)?;
-        self.streams.defaults.insert(key, id);
-        Ok(id)
-    }
-
-    /// Returns the stream of a handle for work. It must belong to the current device.
-    pub(crate) fn stream_for_work(&mut self, handle: Handle, device: Device) -> Outcome<StreamId> {
-        let id = self.stream(handle, device)?;
-        if self.streams.get(id)?.device == device { Ok(id) } else { Err(INVALID_HANDLE) }
     }
 }

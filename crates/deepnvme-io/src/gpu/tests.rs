@@ -1,15 +1,19 @@
 //! Copies with a simulated GPU behind the traits. The GPU relies on the guarantees that the traits demand.
+#![allow(unsafe_code)]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use deepnvme_mem::{RegionMut, RegistrableRange, Rows, StreamHandle};
+use deepnvme_mem::{Device, Region, RegionMut, RegistrableRange, Rows, StreamHandle};
 use deepnvme_testkit::data::random_bytes;
 
-use super::*;
-use crate::error::{Error, ErrorKind};
-use crate::gpu::EngineGpus;
-use crate::gpu::registry::GpuRegistry;
+use super::copies::BlockingCopier;
+use super::device::{Gpu, GpuEvent, GpuStream, Registration};
+use super::registry::GpuRegistry;
+use super::{AsyncCopier, CompletedCopy, EngineGpus, GpuSlice};
+use crate::error::{Error, ErrorKind, Result};
+use crate::op::Direction;
 use crate::sync::{Mutex, lock};
 use crate::trace::{Recorder, Tracer};
 

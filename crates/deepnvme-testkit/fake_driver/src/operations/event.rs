@@ -1,66 +1,21 @@
-//! Events: the latest record of each, as a point in a stream and its predecessors.
+//! Records events, and waits for them.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
+use super::queue::{Delay, StreamOp};
 use crate::abi::{Device, Handle, INVALID_HANDLE, NOT_READY, Outcome};
-use crate::queue::{Delay, StreamOp};
-use crate::race_detector::{Clock, Point};
+use crate::state::clock::{Clock, Point, StreamId};
+use crate::state::event::{Event, Record};
 use crate::state::{DriverGuard, DriverState, lock, wait_until};
-use crate::stream::StreamId;
 
 /// `CU_EVENT_DISABLE_TIMING`.
 pub(crate) const DISABLE_TIMING: u32 = 2;
-
-/// An event.
-#[derive(Clone, Debug)]
-pub(crate) struct Event {
-    pub(crate) device: Device,
-    flags: u32,
-    /// The latest record. An event without one is complete.
-    record: Option<Record>,
-}
-
-#[derive(Clone, Debug)]
-struct Record {
-    point: Point,
-    clock: Clock,
-    time: Option<Instant>,
-}
-
-/// All events.
-#[derive(Debug, Default)]
-pub(crate) struct Events(BTreeMap<Handle, Event>);
-
-impl Events {
-    /// Returns a live event.
-    pub(crate) fn get(&self, handle: Handle) -> Outcome<&Event> {
-        self.0.get(&handle).ok_or(INVALID_HANDLE)
-    }
-
-    /// Destroys an event. Queued work continues.
-    pub(crate) fn remove(&mut self, handle: Handle) -> Outcome {
-        self.0.remove(&handle).map(drop).ok_or(INVALID_HANDLE)
-    }
-
-    /// Destroys all events of a device. Returns their number.
-    pub(crate) fn remove_all(&mut self, device: Device) -> usize {
-        let before = self.0.len();
-        self.0.retain(|_, event| event.device != device);
-        before - self.0.len()
-    }
-
-    /// Returns the number of events.
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
-    }
-}
 
 impl DriverState {
     /// `cuEventCreate`.
     pub(crate) fn create_event(&mut self, device: Device, flags: u32) -> Handle {
         let handle = self.handle();
-        self.events.0.insert(handle, Event { device, flags, record: None });
+        self.events.insert(handle, device, flags);
         handle
     }
 
@@ -74,9 +29,7 @@ impl DriverState {
         let work = Box::new(move |_: &Clock| reached(handle, point));
         self.enqueue(stream, StreamOp { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
         let clock = self.streams.get(stream)?.queue.clock.clone();
-        if let Some(event) = self.events.0.get_mut(&handle) {
-            event.record = Some(Record { point, clock, time: None });
-        }
+        self.events.get_mut(handle)?.record = Some(Record { point, clock, time: None });
         Ok(())
     }
 
@@ -125,7 +78,7 @@ pub(crate) fn synchronise(state: DriverGuard, handle: Handle) -> Outcome {
 /// A stream reached a record: store the time, unless the event was recorded again.
 fn reached(handle: Handle, point: Point) {
     let mut state = lock();
-    let record = state.events.0.get_mut(&handle).and_then(|event| event.record.as_mut());
+    let record = state.events.get_mut(handle).ok().and_then(|event| event.record.as_mut());
     if let Some(record) = record.filter(|record| record.point == point) {
         record.time = Some(Instant::now());
     }

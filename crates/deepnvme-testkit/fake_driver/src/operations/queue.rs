@@ -1,23 +1,19 @@
-//! Queues: threads of streams run their ops in order, late, and independently of each other.
+//! Queues ops, and runs them: threads of streams run their ops in order, late, and independently of each other.
 //!
 //! The dependencies of an op on other streams are fixed when it is queued. They come from events, and from the legacy
 //! default stream: its ops wait for everything queued earlier in blocking streams of the device, and later ops of
 //! blocking streams wait for them.
 
-use std::collections::VecDeque;
 use std::thread;
 use std::time::Duration;
 
-use crate::abi::Outcome;
+use crate::abi::{Outcome, without_panic};
 use crate::access::Access;
-use crate::calls::without_panic;
-use crate::race_detector::{Clock, Point, TrackedOp};
-use crate::rng::Rng;
+use crate::state::clock::{Clock, Point, StreamId};
+use crate::state::op_queue::{QueuedOp, Work};
+use crate::state::race_detector::TrackedOp;
+use crate::state::stream::{Stream, StreamKind};
 use crate::state::{DriverGuard, DriverState, lock, notify, wait_until};
-use crate::stream::{Stream, StreamId, StreamKind};
-
-/// The work of an op, called without the lock with the clock of completed work.
-pub(crate) type Work = Box<dyn FnOnce(&Clock) + Send>;
 
 /// The delay of an op after its turn has come.
 #[derive(Clone, Copy, Debug)]
@@ -35,31 +31,6 @@ pub(crate) struct StreamOp {
     pub(crate) uses: Vec<Access>,
     pub(crate) delay: Delay,
     pub(crate) work: Work,
-}
-
-/// The ops of a stream that have not begun, and how far the others are.
-pub(crate) struct OpQueue {
-    pub(crate) submitted: u64,
-    pub(crate) completed: u64,
-    /// The clock of the last queued op, with everything that it waits for.
-    pub(crate) clock: Clock,
-    ops: VecDeque<QueuedOp>,
-    rng: Rng,
-}
-
-impl OpQueue {
-    pub(crate) fn new(rng: Rng) -> Self {
-        Self { submitted: 0, completed: 0, clock: Clock::default(), ops: VecDeque::new(), rng }
-    }
-}
-
-/// A queued op.
-struct QueuedOp {
-    seq: u64,
-    after: Vec<Point>,
-    clock: Clock,
-    delay: Duration,
-    work: Work,
 }
 
 impl DriverState {

@@ -5,17 +5,17 @@
 use std::cell::Cell;
 use std::thread::{self, ThreadId};
 
-use crate::abi::{CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Device, Handle, INVALID_VALUE, Outcome};
-use crate::state::DriverState;
-use crate::stream::{StreamId, StreamKind};
+use super::clock::StreamId;
+use super::stream::{Stream, StreamKind};
+use crate::abi::{CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, Device, INVALID_VALUE, Outcome};
 
 /// The modes of `CUstreamCaptureMode`.
-pub(crate) const GLOBAL: i32 = 0;
-pub(crate) const THREAD_LOCAL: i32 = 1;
-pub(crate) const RELAXED: i32 = 2;
+const GLOBAL: i32 = 0;
+const THREAD_LOCAL: i32 = 1;
+const RELAXED: i32 = 2;
 
 /// `CUstreamCaptureStatus`.
-pub(crate) const NONE: i32 = 0;
+const NONE: i32 = 0;
 const ACTIVE: i32 = 1;
 const INVALIDATED: i32 = 2;
 
@@ -72,6 +72,32 @@ impl Capture {
 pub(crate) struct Captures(Vec<Capture>);
 
 impl Captures {
+    /// Begins the capture of a stream.
+    pub(crate) fn begin(&mut self, id: StreamId, stream: &Stream, mode: i32) -> Outcome {
+        if !(GLOBAL..=RELAXED).contains(&mode) {
+            return Err(INVALID_VALUE);
+        }
+        if stream.kind == StreamKind::Legacy || self.has(id) {
+            return Err(CAPTURE_UNSUPPORTED);
+        }
+        self.0.push(Capture {
+            stream: id,
+            device: stream.device,
+            is_blocking: stream.is_blocking(),
+            mode,
+            thread: thread::current().id(),
+            is_invalidated: false,
+        });
+        Ok(())
+    }
+
+    /// Ends the capture of a stream.
+    pub(crate) fn end(&mut self, stream: StreamId) -> Outcome {
+        let place = self.0.iter().position(|capture| capture.stream == stream).ok_or(INVALID_VALUE)?;
+        let capture = self.0.swap_remove(place);
+        if capture.is_invalidated { Err(CAPTURE_INVALIDATED) } else { Ok(()) }
+    }
+
     fn of(&mut self, stream: StreamId) -> Option<&mut Capture> {
         self.0.iter_mut().find(|capture| capture.stream == stream)
     }
@@ -125,28 +151,4 @@ impl Captures {
 /// `cuThreadExchangeStreamCaptureMode`: sets the mode of this thread, and returns the previous one.
 pub(crate) fn exchange(mode: i32) -> Outcome<i32> {
     if (GLOBAL..=RELAXED).contains(&mode) { Ok(MODE.replace(mode)) } else { Err(INVALID_VALUE) }
-}
-
-impl DriverState {
-    /// `cuStreamBeginCapture`.
-    pub(crate) fn begin_capture(&mut self, stream: StreamId, mode: i32) -> Outcome {
-        if !(GLOBAL..=RELAXED).contains(&mode) {
-            return Err(INVALID_VALUE);
-        }
-        let known = self.streams.get(stream)?;
-        let (device, is_blocking) = (known.device, known.is_blocking());
-        if known.kind == StreamKind::Legacy || self.captures.has(stream) {
-            return Err(CAPTURE_UNSUPPORTED);
-        }
-        let thread = thread::current().id();
-        self.captures.0.push(Capture { stream, device, is_blocking, mode, thread, is_invalidated: false });
-        Ok(())
-    }
-
-    /// `cuStreamEndCapture`. Returns a graph, which nothing can launch.
-    pub(crate) fn end_capture(&mut self, stream: StreamId) -> Outcome<Handle> {
-        let place = self.captures.0.iter().position(|capture| capture.stream == stream).ok_or(INVALID_VALUE)?;
-        let capture = self.captures.0.swap_remove(place);
-        if capture.is_invalidated { Err(CAPTURE_INVALIDATED) } else { Ok(self.handle()) }
-    }
 }

@@ -1,23 +1,48 @@
 //! All state, under one lock, with one condition variable.
 //!
-//! One lock is enough: bytes are moved without it, and contention does not matter in tests.
+//! One lock is enough: bytes are moved without it, and contention does not matter in tests. The modules are the parts
+//! of the state. None of them knows [`DriverState`]: what needs several parts is in `operations` and `cufile`.
+//!
+//! | module | part |
+//! | --- | --- |
+//! | `call_log` | counted calls, pending faults, counters, violations |
+//! | `context` | primary contexts, and the current ones of each thread |
+//! | `stream`, `op_queue` | streams, and the ops that they have not begun |
+//! | `clock`, `race_detector` | the order of ops, and those that the host has not synchronised with |
+//! | `event`, `capture` | events, stream captures |
+//! | `memory`, `host`, `mapped_range` | memory of devices, memory of the host that they reach, and bytes of an op |
+//! | `cufile` | cuFile |
+
+pub(crate) mod call_log;
+pub(crate) mod capture;
+pub(crate) mod clock;
+pub(crate) mod context;
+pub(crate) mod cufile;
+pub(crate) mod event;
+pub(crate) mod host;
+pub(crate) mod mapped_range;
+pub(crate) mod memory;
+pub(crate) mod op_queue;
+pub(crate) mod race_detector;
+pub(crate) mod stream;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use self::call_log::CallLog;
+use self::capture::Captures;
+use self::context::Primary;
+use self::cufile::CuFile;
+use self::event::Events;
+use self::host::Host;
+use self::memory::Memory;
+use self::race_detector::RaceDetector;
+use self::stream::Streams;
 use crate::abi::{CONTEXT_IS_DESTROYED, Device, Handle, INVALID_CONTEXT, INVALID_DEVICE, Outcome};
-use crate::call_log::CallLog;
-use crate::capture::Captures;
 use crate::config::Config;
-use crate::cufile::CuFile;
-use crate::event::Events;
-use crate::host::Host;
-use crate::memory::Memory;
-use crate::race_detector::RaceDetector;
 use crate::rng::Rng;
-use crate::stream::Streams;
 
 /// The locked state.
 pub(crate) type DriverGuard = MutexGuard<'static, DriverState>;
@@ -38,13 +63,6 @@ pub(crate) struct DriverState {
     pub(crate) cufile: CuFile,
     pub(crate) captures: Captures,
     handles: Handle,
-}
-
-/// A device's primary context.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Primary {
-    pub(crate) retained: u32,
-    pub(crate) context: Option<Handle>,
 }
 
 static STATE: LazyLock<Mutex<DriverState>> = LazyLock::new(|| Mutex::new(DriverState::new(Config::from_environment())));
@@ -138,7 +156,7 @@ impl DriverState {
 
     /// Returns the device whose context is current on this thread.
     pub(crate) fn current(&self) -> Outcome<Device> {
-        let context = crate::calls::current_context().ok_or(INVALID_CONTEXT)?;
+        let context = context::current_context().ok_or(INVALID_CONTEXT)?;
         self.contexts.get(&context).copied().ok_or(CONTEXT_IS_DESTROYED)
     }
 

@@ -1,4 +1,4 @@
-//! The race detector: vector clocks of streams, and ops that the host has not synchronised with.
+//! The race detector: ops that the host has not synchronised with, and the order between them.
 //!
 //! Each op has a clock: per stream, the number of ops that are guaranteed to complete before it starts (the order of
 //! its own stream, events it waits for, the implicit order of the legacy default stream). Two ops on the same bytes, at
@@ -9,43 +9,11 @@
 //! Synchronous operations of the host (cuFile's calls, entries of its batches) belong to no stream: they are ordered
 //! after everything observed, and before everything that follows their end.
 
-use std::collections::BTreeMap;
-
+use super::clock::{Clock, Point};
 use crate::access::Access;
-use crate::stream::StreamId;
 
 /// The maximum number of completed but unobserved ops that are kept.
 const UNOBSERVED_MAX: usize = 4096;
-
-/// A point in a stream: its op number `seq`, counted from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Point {
-    pub(crate) stream: StreamId,
-    pub(crate) seq: u64,
-}
-
-/// Per stream, the number of ops that come before.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Clock(BTreeMap<StreamId, u64>);
-
-impl Clock {
-    /// Orders the clock after `point`.
-    pub(crate) fn reach(&mut self, point: Point) {
-        let seq = self.0.entry(point.stream).or_default();
-        *seq = (*seq).max(point.seq);
-    }
-
-    /// Orders the clock after everything before `other`.
-    pub(crate) fn join(&mut self, other: &Self) {
-        for (stream, seq) in &other.0 {
-            self.reach(Point { stream: *stream, seq: *seq });
-        }
-    }
-
-    fn covers(&self, point: Point) -> bool {
-        self.0.get(&point.stream).is_some_and(|seq| *seq >= point.seq)
-    }
-}
 
 /// An op in the list.
 #[derive(Clone, Debug)]
@@ -151,6 +119,7 @@ fn race(earlier: &TrackedOp, later: &TrackedOp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::clock::StreamId;
     use super::*;
 
     fn entry(stream: u64, seq: u64, start: u64, writes: bool, after: &[Point]) -> TrackedOp {
