@@ -125,11 +125,11 @@ def test_an_error_names_the_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     def fail(path: Path) -> None:
         raise RuntimeError("the driver says no")
 
-    monkeypatch.setattr(bench.modules["baselines"], "durable", fail)
+    monkeypatch.setattr(bench.modules["baselines"], "sync", fail)
     monkeypatch.setattr(bench.modules["transfers"], "KINDS", (bench.modules["baselines"].PythonCopy,))
     row = bench.row("write")
     assert row.left_out == {
-        "Python to pinned, then copy_": "RuntimeError: the driver says no, in baselines.py: durable(path)"
+        "Python to pinned, then copy_": "RuntimeError: the driver says no, in baselines.py: sync(path)"
     }
 
 
