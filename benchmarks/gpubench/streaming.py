@@ -138,7 +138,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
         import transformers  # noqa: F401, PLC0415
     except ImportError as error:
         raise NotOffered(f"transformers is not installed ({error})") from error
-    line = construct(row, KINDS, place, pace)
+    tools = construct(row, KINDS, place, pace)
     folder = place.scratch / "model"
     nbytes, prompt, expected = _make_model(place, folder)
     files = sorted(folder.glob("*.safetensors"))
@@ -157,7 +157,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
             speeds["read_gb_per_s"] = read / sample.wall_s / 1e9
         return replace(sample, extra=speeds)
 
-    return run_rounds(row, line, pace, once)
+    return run_rounds(row, tools, pace, once)
 
 
 def _generate(
