@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.background_save import SignalSafeEvent
 from deepnvme._checkpoint.checkpoint import SHARDS_LIST
 from deepnvme._checkpoint.dcp.plans import ComparingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
@@ -15,6 +14,7 @@ from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
+from deepnvme._utils.signal_safe_event import SignalSafeEvent
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
