@@ -10,7 +10,7 @@ import torch
 
 from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.filled_memory import FilledMemory, compare
+from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
 from deepnvme._checkpoint.tensor_names import has_name, named_tensors, tensor_expressions, tensor_keys
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
@@ -99,7 +99,7 @@ def _plan(
     # A tensor of a flat state dict is named by its key, even if the key contains dots.
     missing = set(targets)
     plain = _PlainTargets(targets)
-    filled = FilledMemory(plain)
+    overlaps = TargetOverlaps(plain)
     for file in files:
         reader = request.open(file, headers=headers)
         reads, rest = reader.direct_reads(plain, missing, file.names)
@@ -122,7 +122,7 @@ def _plan(
             source = (file, stored)
             if not target.numel():
                 continue
-            if earlier := filled.add(name, target, source):
+            if earlier := overlaps.add(name, target, source):
                 # Tied weights: once is enough if the file has them tied as well.
                 if earlier != source:
                     plan.compared.append((name, target, stored))
@@ -140,7 +140,7 @@ def _plan(
             f"{request.name}: the file contains no dense tensor called {shown}; leave it out of into, or check the name"
         )
         raise KeyError(f"{msg} (the file also contains {others})" if there else msg)
-    filled.check(request.name)
+    overlaps.check(request.name)
     return plans
 
 
