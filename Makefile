@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-HOSTS := .venv-hosts
+FRAMEWORKS := .venv-frameworks
 SERVING := .venv-serving
 DOCS := .venv-docs
 STAMPS := $(VENV)/stamps
@@ -18,7 +18,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test simulate simulate-faults test-hosts test-serving test-torch test-gpu gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench perf-check venv wheel release-check clean
+.PHONY: help setup demo test simulate simulate-faults test-frameworks test-serving test-torch test-gpu gpu gpu-bundle check check-rust check-python docs fmt deny fuzz bench perf-check venv wheel release-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -31,8 +31,8 @@ test: setup ## all tests (SUITES="rust loom simulated valgrind python" names som
 	cargo build --quiet --package deepnvme-fake-driver
 	@$(BIN)/python scripts/run_tests.py $(SUITES)
 
-test-hosts: setup $(HOSTS)/stamp $(HOSTS)/deepspeed-ops ## tests inside the training libraries, which are installed into .venv-hosts for that
-	@DEEPNVME_TEST_HOSTS=1 $(HOSTS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/hosts python/tests/pages/test_pages.py
+test-frameworks: setup $(FRAMEWORKS)/stamp $(FRAMEWORKS)/deepspeed-ops ## tests inside the training libraries, which are installed into .venv-frameworks for that
+	@DEEPNVME_TEST_FRAMEWORKS=1 $(FRAMEWORKS)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/frameworks python/tests/pages/test_pages.py
 
 test-serving: setup $(SERVING)/stamp ## tests inside vLLM and SGLang on the CPU, which are installed into .venv-serving for that
 	@$(SERVING)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/serving
@@ -110,7 +110,7 @@ wheel: $(STAMPS)/wheel ## build the release wheel into target/wheels and install
 setup: $(STAMPS)/dev $(STAMPS)/wheel ## make .venv with everything the tests need
 
 clean: ## remove everything that was built or installed
-	rm -rf $(VENV) $(HOSTS) $(SERVING) $(DOCS) .venv-torch site target dist wheels .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) $(SERVING) $(DOCS) .venv-torch site target dist wheels .pytest_cache .mypy_cache .ruff_cache
 	@if [ -f benchmarks/Makefile ]; then $(MAKE) -C benchmarks clean; fi
 
 # Set-up in steps, each done again only when what it was made from has changed.
@@ -130,13 +130,13 @@ $(STAMPS)/wheel: $(STAMPS)/dev $(RUST) $(PACKAGE)
 	$(BIN)/python scripts/setup.py wheel
 	@touch $@
 
-$(HOSTS)/stamp: $(STAMPS)/dev python/tests/hosts/requirements.txt
-	$(BIN)/python scripts/setup.py hosts python/tests/hosts/requirements.txt
+$(FRAMEWORKS)/stamp: $(STAMPS)/dev python/tests/frameworks/requirements.txt
+	$(BIN)/python scripts/setup.py frameworks python/tests/frameworks/requirements.txt
 	@touch $@
 
 # What training on our op is compared with; compiled once, in three to fifteen minutes. Without it those tests are skipped.
-$(HOSTS)/deepspeed-ops: $(HOSTS)/stamp
-	@$(HOSTS)/bin/python python/tests/hosts/build_deepspeed_ops.py
+$(FRAMEWORKS)/deepspeed-ops: $(FRAMEWORKS)/stamp
+	@$(FRAMEWORKS)/bin/python python/tests/frameworks/build_deepspeed_ops.py
 	@touch $@
 
 $(DOCS)/stamp: $(STAMPS)/venv pyproject.toml

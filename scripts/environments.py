@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HOSTS = ROOT / ".venv-hosts"
+FRAMEWORKS = ROOT / ".venv-frameworks"
 SERVING = ROOT / ".venv-serving"
 TORCH = ROOT / ".venv-torch"
 DOCS = ROOT / ".venv-docs"
@@ -20,15 +20,15 @@ DOCS = ROOT / ".venv-docs"
 
 def make(kind: str, argument: str) -> int:
     """Create the environment of a kind."""
-    makers = {"hosts": make_hosts, "serving": make_serving, "torch": make_torch}
+    makers = {"frameworks": make_frameworks, "serving": make_serving, "torch": make_torch}
     return makers[kind](argument)
 
 
-def make_hosts(requirements: str) -> int:
-    """Create `.venv-hosts/`: training libraries with the torch of `.venv/`."""
-    python = _make(HOSTS)
+def make_frameworks(requirements: str) -> int:
+    """Create `.venv-frameworks/`: training libraries with the torch of `.venv/`."""
+    python = _make(FRAMEWORKS)
     # A second torch would take gigabytes.
-    pins = HOSTS / "pins.txt"
+    pins = FRAMEWORKS / "pins.txt"
     pins.write_text(f"torch=={importlib.metadata.version('torch')}\n")
     return _install(python, "--constraint", pins, "--requirement", requirements)
 

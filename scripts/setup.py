@@ -4,7 +4,7 @@
     .venv/bin/python scripts/setup.py extras dev ...  install extras of pyproject.toml
     .venv/bin/python scripts/setup.py file LIST.txt   install a requirements file
     .venv/bin/python scripts/setup.py wheel           build the release wheel and install it
-    .venv/bin/python scripts/setup.py hosts LIST.txt  create .venv-hosts on top of .venv, for some tests only
+    .venv/bin/python scripts/setup.py frameworks LIST.txt  create .venv-frameworks on top of .venv, for some tests only
     .venv/bin/python scripts/setup.py serving FOLDER  create .venv-serving with model servers, likewise
     .venv/bin/python scripts/setup.py torch 2.12.0    create .venv-torch with another release of torch, likewise
     .venv/bin/python scripts/setup.py docs            create .venv-docs with the tools of the documentation
@@ -61,7 +61,7 @@ def main(arguments: list[str]) -> int:
         return install([line for name in arguments[1:] for line in extra(name)])
     if len(arguments) == 2 and arguments[0] == "file":  # noqa: PLR2004
         return install(["--requirement", arguments[1]])
-    if len(arguments) == 2 and arguments[0] in {"hosts", "serving", "torch"}:  # noqa: PLR2004
+    if len(arguments) == 2 and arguments[0] in {"frameworks", "serving", "torch"}:  # noqa: PLR2004
         return environments.make(*arguments)
     print(__doc__, file=sys.stderr)
     return 2

@@ -53,7 +53,7 @@ def run(case: Case, folder: Path, rounds: int, mib: int, quiet: DiskIdleProbe) -
 
 
 def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
-    """Return the median, the lowest and the highest of the ratios of the rounds."""
+    """Return the median, lowest and highest of our times divided by theirs, round by round: below 1 is faster."""
     ratios = [our / their for our, their in zip(ours, theirs, strict=True)]
     return median(ratios), min(ratios), max(ratios)
 

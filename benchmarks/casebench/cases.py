@@ -23,7 +23,8 @@ from casebench.turns import (
     small_state,
     timed,
 )
-from checkpointbench.tools import direct_runai, sync
+from storagebench import runai
+from storagebench.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,8 +64,7 @@ def _others(path: Path) -> Contestants:
         import runai_model_streamer  # noqa: F401, PLC0415
     except ModuleNotFoundError:
         return made
-    streamer = direct_runai()
-    return {**made, "runai": cold(path, lambda: streamer.load(path))}
+    return {**made, "runai": cold(path, lambda: runai.load(path, runai.DIRECT))}
 
 
 def _filled(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -50,22 +50,22 @@ def measure(model: str, state: State, place: Place, results: Results) -> None:
     """Run all rounds of one state."""
     scratch = place.scratch
     size = sum(tensor.nbytes for tensor in state.values())
-    line: list[Tool] = all_tools()
+    tools: list[Tool] = all_tools()
     if fio.version() is not None:
-        line.insert(0, Fio(scratch / "sweep.raw", size, huge=hugepages.free_bytes() >= 128 << 20))
-        print(f"{model}: fio: {line[0]}", flush=True)
-        line.insert(1, FioAsMuchMemory(size))
-    suffixes = {one.name: one.suffix for one in line}
-    paths = {one.name: scratch / f"state{suffixes[one.reads_of or one.name]}" for one in line}
+        tools.insert(0, Fio(scratch / "sweep.raw", size, huge=hugepages.free_bytes() >= 128 << 20))
+        print(f"{model}: fio: {tools[0]}", flush=True)
+        tools.insert(1, FioAsMuchMemory(size))
+    suffixes = {one.name: one.suffix for one in tools}
+    paths = {one.name: scratch / f"state{suffixes[one.written_by or one.name]}" for one in tools}
     readers = {
-        one.name: [other for other in line if other.loads and (other.reads_of or other.name) == one.name]
-        for one in line
+        one.name: [other for other in tools if other.loads and (other.written_by or other.name) == one.name]
+        for one in tools
     }
-    small = _save_small(line, scratch / "small")
+    small = _save_small(tools, scratch / "small")
     expected = sums(state)
     workers = Workers()
     for index in range(place.rounds + 1):
-        for one in order([one for one in line if one.saves], index):
+        for one in order([one for one in tools if one.saves], index):
             path = paths[one.name]
             _once(f"save {model}", one, results, index, partial(_save, one, state, path, size, place.quiet))
             # Each file goes before the next one comes: the disk need not hold them all.
@@ -80,12 +80,12 @@ def measure(model: str, state: State, place: Place, results: Results) -> None:
     _remove(scratch / "small")
 
 
-def _save_small(line: list[Tool], folder: Path) -> dict[str, Path]:
+def _save_small(tools: list[Tool], folder: Path) -> dict[str, Path]:
     """Save a small state with each tool. Returns the paths by file suffix."""
     _remove(folder)
     folder.mkdir()
     paths = {}
-    for one in line:
+    for one in tools:
         if one.saves and not isinstance(one, Fio | FioAsMuchMemory):
             path = folder / f"state{one.suffix}"
             # A tool that cannot save it is left out where the large one is saved.
@@ -174,7 +174,7 @@ def show(lines: list[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="checkpointbench", description=__doc__)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)} (default: all)")
     command.add_options(parser, rounds=5)

@@ -1,4 +1,4 @@
-"""The options of the smaller measurements."""
+"""The options of `depths` and `parts`."""
 
 from __future__ import annotations
 

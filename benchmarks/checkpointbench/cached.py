@@ -17,10 +17,12 @@ import deepnvme
 import safetensors.torch
 import torch
 
+from storagebench.rounds import order
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-KIB = (16 << 10, 256)
+TENSOR_KIB = (16 << 10, 256)
 
 
 def loads(path: Path, into: dict[str, torch.Tensor]) -> dict[str, Callable[[], object]]:
@@ -52,16 +54,19 @@ def main() -> None:
     arguments.folder.mkdir(parents=True, exist_ok=True)
     path = arguments.folder / "cached.safetensors"
     gb = arguments.mib * 2**20 / 1e9
-    for kib in KIB:
+    for kib in TENSOR_KIB:
         state = {str(index): torch.randn(kib << 8) for index in range(arguments.mib * 1024 // kib)}
         deepnvme.save(state, path)
         path.read_bytes()
-        times: dict[str, list[tuple[float, float]]] = {}
-        for _ in range(arguments.rounds):
-            for name, load in loads(path, state).items():
+        measured = loads(path, state)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in measured}
+        # The first round, with the first request of each engine, is not counted.
+        for index in range(arguments.rounds + 1):
+            for name in order(list(measured), index):
                 began, cpu = time.perf_counter(), time.process_time()
-                load()
-                times.setdefault(name, []).append((time.perf_counter() - began, time.process_time() - cpu))
+                measured[name]()
+                if index > 0:
+                    times[name].append((time.perf_counter() - began, time.process_time() - cpu))
         for name, rounds in times.items():
             rate = gb / statistics.median(seconds for seconds, _ in rounds)
             cost = statistics.median(cpu for _, cpu in rounds) / gb

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from checkpointbench.models import State
 from checkpointbench.tools import Tool
 from storagebench import fio
-
-_GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
+from storagebench.limit import DiskLimit
 
 
 class Fio(Tool):
@@ -21,24 +18,18 @@ class Fio(Tool):
     suffix = ".raw"
 
     def __init__(self, path: Path, size: int, *, huge: bool) -> None:
-        engines: tuple[fio.Engine, ...] = ("io_uring-fixed", "libaio")
-        settings = [fio.FioSetting(engine, *cell, huge) for engine in engines for cell in _GRID]
-        self._size = size
-        self._best = {rw: max(settings, key=partial(self._speed, path, rw)) for rw in ("write", "read")}
-
-    def _speed(self, path: Path, rw: Any, setting: fio.FioSetting) -> float:
-        return median(fio.transfer(setting, rw, path, min(self._size, 1 << 30)).gb_per_s for _ in range(2))
+        self._limit = DiskLimit(path, size, huge=huge)
 
     def save(self, state: State, path: Path) -> Any:
         """See the base: random bytes, as many as the state has."""
-        return fio.transfer(self._best["write"], "write", path, self._size)
+        return self._limit.write(path)
 
     def load(self, path: Path) -> Any:
         """See the base."""
-        return fio.transfer(self._best["read"], "read", path, self._size)
+        return self._limit.read(path)
 
     def __str__(self) -> str:
-        return f"read {self._best['read']}; write {self._best['write']}"
+        return str(self._limit)
 
 
 class FioAsMuchMemory(Tool):

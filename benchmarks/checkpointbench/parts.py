@@ -126,7 +126,7 @@ def load_once(path: Path, pages: str) -> None:
 
 
 def main() -> int:
-    """Measure what was asked for."""
+    """Measure each part, and print the costs."""
     arguments = parse("parts", __doc__, rounds=3)
     # Processes of their own: memory that one has used comes back to the next one of the same process faster.
     spawn = multiprocessing.get_context("spawn")

@@ -21,7 +21,7 @@ import deepnvme
 import torch
 
 from checkpointbench.models import MODELS, State
-from checkpointbench.workers import touch
+from storagebench.memory import touch
 
 ROUNDS = 7
 
@@ -38,7 +38,7 @@ def copier(state: State, threads: int) -> Callable[[State], None]:
     return copy
 
 
-def folder_itself(path: Path, size: int, threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
+def plain_io(path: Path, size: int, threads: int) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return functions that write a new file and read it with plain calls: the speed of the file system itself."""
     pool = ThreadPoolExecutor(threads)
     # So large that the calls cost nothing, and none of it stays in the CPU's cache.
@@ -75,19 +75,19 @@ def main() -> int:
     size = sum(tensor.nbytes for tensor in state.values())
     folder = Path(tempfile.mkdtemp(dir=arguments.scratch))
     copy = copier(state, arguments.threads)
-    write, read = folder_itself(folder / "plain", size, arguments.threads)
-    there = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    write, read = plain_io(folder / "plain", size, arguments.threads)
+    existing = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
     actions: dict[str, Callable[[], object]] = {
-        "copy, memory that is there": lambda: copy(there),
+        "copy, existing memory": lambda: copy(existing),
         "copy, new memory": lambda: copy({name: torch.empty_like(tensor) for name, tensor in state.items()}),
         "pwrite, new file": write,
-        "pread, memory that is there": read,
+        "pread, existing memory": read,
         "save .pt": lambda: deepnvme.save(state, folder / "a.pt", progress=False),
         "save .safetensors": lambda: deepnvme.save(state, folder / "a.safetensors", progress=False),
-        "load .pt": lambda: touch(deepnvme.load(folder / "a.pt", progress=False)),
-        "load .safetensors": lambda: touch(deepnvme.load(folder / "a.safetensors", progress=False)),
-        "load .pt into=": lambda: deepnvme.load(folder / "a.pt", into=there, progress=False),
-        "torch.load": lambda: touch(torch.load(folder / "a.pt", weights_only=True)),
+        "load .pt": lambda: touch(deepnvme.load(folder / "a.pt", progress=False).values()),
+        "load .safetensors": lambda: touch(deepnvme.load(folder / "a.safetensors", progress=False).values()),
+        "load .pt into=": lambda: deepnvme.load(folder / "a.pt", into=existing, progress=False),
+        "torch.load": lambda: touch(torch.load(folder / "a.pt", weights_only=True).values()),
     }
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     try:

@@ -1,11 +1,10 @@
 """The tools that save and load, each with its usual API.
 
-A save is on the disk when it returns: tools that do not sync get an fsync.
+A save, with all its names, is on the disk when it returns: tools that do not sync get an fsync.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from typing import Any
 import torch
 
 from checkpointbench.models import State
+from storagebench import runai
+from storagebench.sync import sync
 from storagebench.tools.base import NotOffered
 
 
@@ -24,10 +25,10 @@ class Tool:
     saves = True
     loads = True
     #: The tool that writes the file, if this one reads another's.
-    reads_of = ""
+    written_by = ""
 
     def save(self, state: State, path: Path) -> Any:
-        """Save, durably; fio gives its own measurement."""
+        """Save, durably. Returns a `Sample` if the tool measures itself, as `limit.Fio` does."""
         raise NotOffered("it only loads")
 
     def load(self, path: Path) -> Any:
@@ -38,19 +39,8 @@ class Tool:
         """Release the memory that a load has left."""
 
 
-def sync(path: Path) -> None:
-    """Bring a file, or all files of a folder, to the disk, and the name of the file or folder."""
-    files = [entry for entry in path.rglob("*") if entry.is_file()] if path.is_dir() else [path]
-    for file in [*files, path.parent]:
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 class Deepnvme(Tool):
-    """``deepnvme.save`` and ``deepnvme.load`` as they come."""
+    """``deepnvme.save`` and ``deepnvme.load`` with their defaults."""
 
     def __init__(self, suffix: str) -> None:
         self.name = f"deepnvme {suffix}"
@@ -90,7 +80,7 @@ class TorchMmap(Tool):
 
     name = "torch mmap"
     saves = False
-    reads_of = "torch"
+    written_by = "torch"
 
     def load(self, path: Path) -> Any:
         """See the base."""
@@ -118,11 +108,11 @@ class Safetensors(Tool):
 
 
 class FastSafetensors(Tool):
-    """``fastsafe_open`` on the CPU."""
+    """``SafeTensorsFileLoader`` on the CPU."""
 
     name = "fastsafetensors"
     saves = False
-    reads_of = "safetensors"
+    written_by = "safetensors"
 
     def load(self, path: Path) -> Any:
         """See the base."""
@@ -142,31 +132,18 @@ class FastSafetensors(Tool):
 
 
 class Runai(Tool):
-    """The streamer of Run:ai, into tensors of their own."""
+    """The streamer of Run:ai. Its tensors are views of its buffer."""
 
     saves = False
-    reads_of = "safetensors"
+    written_by = "safetensors"
 
-    def __init__(self, name: str, environment: dict[str, str]) -> None:
+    def __init__(self, name: str, settings: dict[str, str]) -> None:
         self.name = name
-        self._environment = environment
+        self._settings = settings
 
     def load(self, path: Path) -> Any:
         """See the base."""
-        from runai_model_streamer import SafetensorsStreamer  # noqa: PLC0415
-
-        before = {key: os.environ.get(key) for key in self._environment}
-        os.environ.update(self._environment)
-        try:
-            with SafetensorsStreamer() as streamer:
-                streamer.stream_file(str(path))
-                return dict(streamer.get_tensors())
-        finally:
-            for key, value in before.items():
-                if value is None:
-                    del os.environ[key]
-                else:
-                    os.environ[key] = value
+        return runai.load(path, self._settings)
 
 
 class Tensorizer(Tool):
@@ -192,7 +169,7 @@ class Tensorizer(Tool):
 
 
 class Dcp(Tool):
-    """``torch.distributed.checkpoint`` in one process; it syncs its files itself."""
+    """``torch.distributed.checkpoint`` in one process. It syncs its files, but not their names."""
 
     name = "torch DCP"
     suffix = ".dcp"
@@ -236,6 +213,7 @@ class FastFileWriter(Tool):
         from storagebench.tools import deepspeed_op  # noqa: PLC0415
 
         if not hasattr(self, "_handle"):
+            # block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism
             self._handle = deepspeed_op.load().aio_handle(1 << 20, 32, False, True, 2)  # noqa: FBT003
             self._pinned = self._handle.new_cpu_locked_tensor(64 << 20, torch.empty(0, dtype=torch.uint8))
         config = FastFileWriterConfig(dnvme_handle=self._handle, pinned_tensor=self._pinned, double_buffer=True)
@@ -243,12 +221,6 @@ class FastFileWriter(Tool):
         torch.save(state, writer)
         writer.close()
         sync(path)
-
-
-def direct_runai() -> Runai:
-    """Return the streamer of Run:ai with direct I/O."""
-    settings = {"RUNAI_STREAMER_DIRECT_BLOCK": "4096", "RUNAI_STREAMER_FS_QUEUE_DEPTH": "32"}
-    return Runai("runai streamer, direct", settings)
 
 
 def all_tools() -> list[Tool]:
@@ -261,7 +233,7 @@ def all_tools() -> list[Tool]:
         Safetensors(),
         FastSafetensors(),
         Runai("runai streamer", {}),
-        direct_runai(),
+        Runai("runai streamer, direct", runai.DIRECT),
         Tensorizer(),
         Dcp(),
         FastFileWriter(),

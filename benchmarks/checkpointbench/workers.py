@@ -14,7 +14,6 @@ The protocol is JSON: one request per line of standard input, one reply per line
 
 from __future__ import annotations
 
-import ctypes
 import json
 import mmap
 import os
@@ -31,37 +30,13 @@ import torch
 
 from checkpointbench.tools import all_tools
 from storagebench.measure import Sample, timed
+from storagebench.memory import PAGE_BYTES, touch
 from storagebench.tools.base import NotOffered
-
-PAGE_BYTES = 4096
 
 
 def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
     """Return the CRC-32 of each tensor's bytes."""
     return {name: zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data) for name, tensor in state.items()}
-
-
-def touch(loaded: dict[str, torch.Tensor]) -> None:
-    """Read a byte of each page of the tensors, so that no mapped page is still on the disk.
-
-    Pages are taken together: a loop over ten thousand tensors costs as much as half of their load.
-    """
-    for start, end in _stretches(loaded):
-        stretch = (ctypes.c_ubyte * (end - start)).from_address(start)
-        torch.frombuffer(stretch, dtype=torch.uint8)[::PAGE_BYTES].sum()
-
-
-def _stretches(loaded: dict[str, torch.Tensor]) -> list[tuple[int, int]]:
-    """Return the begin and end of each contiguous run of pages that contain tensors."""
-    stretches: list[tuple[int, int]] = []
-    spans = ((tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in loaded.values() if tensor.nbytes)
-    for first, last in sorted(spans):
-        start, end = first // PAGE_BYTES * PAGE_BYTES, -(-last // PAGE_BYTES) * PAGE_BYTES
-        if stretches and start <= stretches[-1][1]:
-            stretches[-1] = (stretches[-1][0], max(end, stretches[-1][1]))
-        else:
-            stretches.append((start, end))
-    return stretches
 
 
 @dataclass(frozen=True)
@@ -133,13 +108,13 @@ def _child(job: Job) -> dict[str, Any]:
     os.environ.update(job.environment)
     (one,) = [one for one in all_tools() if one.name == job.name]
     # The code that touches is on the disk as well.
-    touch(one.load(Path(job.small)))
+    touch(one.load(Path(job.small)).values())
     one.close()
     loaded: dict[str, torch.Tensor] = {}
 
     def run() -> None:
         loaded.update(one.load(Path(job.path)))
-        touch(loaded)
+        touch(loaded.values())
 
     sample, _ = timed(run, job.size)
     if job.expected is not None and sums(loaded) != job.expected:

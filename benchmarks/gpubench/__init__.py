@@ -21,7 +21,7 @@ The main modules, from the bottom up; the rest is in ``storagebench``:
 - ``work``        all rows by name
 - ``worker``      the process of one row
 - ``watchdog``    starts that process, and kills it if it hangs
-- ``summary``     medians, ratios, targets and outcomes
+- ``summary``     medians and ratios; ``targets`` judges them; ``table`` and ``record`` show them
 - ``run``         runs all rows, and writes the record after each
 - ``plot``        a record as a picture, if matplotlib is installed
 

@@ -41,7 +41,7 @@ def main() -> int:
         nbytes=arguments.mib << 20,
         model_nbytes=(arguments.model_mib or min(1024, arguments.mib)) << 20,
         rounds=arguments.rounds,
-        seconds=arguments.seconds,
+        rounds_s=arguments.seconds,
         minutes=arguments.minutes,
         keys=keys,
         is_rehearsal=arguments.rehearse,

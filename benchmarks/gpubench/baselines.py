@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpubench.tool import Group, Place, Tool, Where, durable, needs_torch_cuda
+from gpubench.tool import Group, Place, Tool, Where, needs_torch_cuda
 from gpubench.trial import best
 from storagebench import fio
+from storagebench.sync import sync
 from storagebench.tools.base import NotOffered
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class PythonCopy(Tool):
             with path.open("wb", buffering=0) as file:
                 while at < len(self._view):
                     at += file.write(self._view[at : at + _CHUNK_BYTES])
-            durable(path)
+            sync(path)
 
         return action
 
@@ -128,7 +129,7 @@ class DeepSpeed(_Tuned):
 
         def action() -> None:
             _check(handle.sync_pwrite(source, str(path)), 1, "aio_handle")
-            durable(path)
+            sync(path)
 
         return action
 
@@ -172,7 +173,7 @@ class Kvikio(_Tuned):
         def action() -> None:
             with self._open(path, "w") as file:
                 _check(file.pwrite(source).get(), source.nbytes, "kvikio")
-            durable(path)
+            sync(path)
 
         return action
 

@@ -16,9 +16,10 @@ import torch
 
 from gpubench.data import Mismatch, size_text
 from gpubench.rows import Pace, Row, construct, run_rounds
-from gpubench.tool import Group, Place, ToolBase, durable
+from gpubench.tool import Group, Place, ToolBase
 from storagebench import cache
 from storagebench.measure import Sample, timed
+from storagebench.sync import sync
 
 OURS = "Checkpointer, async_"
 BASELINE = "torch.save, fsync"
@@ -155,7 +156,7 @@ class TorchSave(Saver):
         new = self.folder / "new.pt"
         torch.save(state, new)
         new.replace(self.path(step))
-        durable(self.path(step))
+        sync(self.path(step))
 
 
 KINDS: tuple[type[Saver], ...] = (Async, Overlap, TorchSave)
@@ -166,7 +167,7 @@ def checkpoint(place: Place, row: Row, pace: Pace) -> Row:
     row.title = f"checkpoint of {size_text(place.nbytes)} of a training run on the GPU, until it is on disk"
     row.first = OURS
     row.note(place.gpu.compute_note)
-    line = construct(row, KINDS, place, pace)
+    tools = construct(row, KINDS, place, pace)
     training = Training(place)
     saved = 0
 
@@ -205,7 +206,7 @@ def checkpoint(place: Place, row: Row, pace: Pace) -> Row:
         _compare(one.name, deepnvme.load(path, progress=False), kept)
         return replace(sample, bytes_moved=path.stat().st_size, extra=extra)
 
-    return run_rounds(row, line, pace, once)
+    return run_rounds(row, tools, pace, once)
 
 
 def _copied(value: Any) -> Any:

@@ -20,11 +20,11 @@ class Job:
     nbytes: int
     model_nbytes: int
     rounds: int
-    #: The row begins no other round after this time.
-    seconds: float
-    #: The file of the row, which is replaced before each step.
-    saved: str
-    #: The folder and the beginning of the names of timelines.
+    #: The row begins no other round after this many seconds.
+    rounds_s: float
+    #: The file of the row, which is replaced before each turn.
+    row_path: str
+    #: The path of the timelines, without the end of their names.
     stem: str
     #: Tools to leave out, with the reason.
     skip: dict[str, str] = field(default_factory=dict)
@@ -41,14 +41,14 @@ class Job:
     def row(self) -> Row:
         """Return the row as it was saved last."""
         try:
-            return restored(json.loads(Path(self.saved).read_text(encoding="utf-8"))["row"])
+            return restored(json.loads(Path(self.row_path).read_text(encoding="utf-8"))["row"])
         except FileNotFoundError:
             return Row(self.key, left_out=dict(self.skip), now="starting")
 
-    def facts(self) -> dict[str, object]:
+    def gpu_facts(self) -> dict[str, object]:
         """Return the description of the GPU, if the row came that far."""
         try:
-            facts: dict[str, object] = json.loads(Path(self.saved).read_text(encoding="utf-8"))["gpu"]
+            facts: dict[str, object] = json.loads(Path(self.row_path).read_text(encoding="utf-8"))["gpu"]
         except FileNotFoundError:
             return {}
         return facts

@@ -19,11 +19,11 @@ def load(place: Place, row: Row, pace: Pace) -> Row:
     row.title = f"cold load of a safetensors or .pt file of {size_text(place.nbytes)} to the GPU"
     row.first = loaders.OURS
     row.counterparts = {loaders.TorchLoad.name: loaders.OURS_PT}
-    line = construct(row, loaders.KINDS, place, pace)
+    tools = construct(row, loaders.KINDS, place, pace)
     model = random_model(place.nbytes)
     paths = {suffix: place.scratch / f"model{suffix}" for suffix in (".safetensors", ".pt")}
     deepnvme.save(model, paths[".safetensors"], progress=False)
-    # Archives keep shared storages, and tensors of a real model have their own.
+    # The random tensors are views of one storage, which an archive would keep. Those of a model have their own.
     deepnvme.save({name: tensor.clone() for name, tensor in model.items()}, paths[".pt"], progress=False)
 
     def once(one: Loader, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
@@ -43,7 +43,7 @@ def load(place: Place, row: Row, pace: Pace) -> Row:
         return sample
 
     try:
-        return run_rounds(row, line, pace, once)
+        return run_rounds(row, tools, pace, once)
     finally:
         for path in paths.values():
             path.unlink(missing_ok=True)

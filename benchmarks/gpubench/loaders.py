@@ -155,3 +155,16 @@ class InstantTensor(_PackageLoader):
         """See the base."""
         with self._open(str(path), framework="pt", device=self.place.gpu.device) as file:
             return dict(file.tensors())
+
+
+KINDS: tuple[type[Loader], ...] = (
+    Deepnvme,
+    DeepnvmeGds,
+    DeepnvmePt,
+    Safetensors,
+    TorchLoad,
+    FastSafetensors,
+    FastSafetensorsGds,
+    Runai,
+    InstantTensor,
+)

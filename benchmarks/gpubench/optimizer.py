@@ -19,13 +19,13 @@ OURS = "deepnvme.optim, state on disk, through the host"
 CEILING = "torch fused, all on the GPU"
 
 _TENSORS = 16
-#: fp32 moments: two for each parameter.
+#: Bytes of state for each element: two fp32 moments.
 _STATE_BYTES = 8
 _SETTINGS: dict[str, Any] = {"lr": 1e-3, "weight_decay": 0.01}
 #: torch's plain loop steps one element of this many as well, for comparison.
-_COMPARED_EACH = 477
+_COMPARED_STRIDE = 477
 #: The memory of state on disk is the state's size divided by this.
-_MEMORY_PART = 3
+_MEMORY_DIVISOR = 3
 _CLOSE: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 # Equal up to the last bits: builds of torch with MKL take square roots with it, which may round otherwise.
 _SAME: dict[str, Any] = {"rtol": 2**-21, "atol": 1e-8}
@@ -76,7 +76,7 @@ class Fused(Stepper):
         return torch.optim.AdamW(parameters, fused=True, **_SETTINGS)
 
 
-class Direct(Stepper):
+class OnGpu(Stepper):
     """``deepnvme.optim.AdamW`` of parameters on the GPU. If it refuses them, it is left out with its reason."""
 
     name = "deepnvme.optim, parameters on the GPU"
@@ -138,10 +138,10 @@ class OnDisk(ThroughHost):
 
     def settings(self) -> str:
         """See the base."""
-        return f"memory=1/{_MEMORY_PART} of the state"
+        return f"memory=1/{_MEMORY_DIVISOR} of the state"
 
     def _make(self, parameters: list[torch.Tensor]) -> Any:
-        memory = sum(each.numel() for each in parameters) * _STATE_BYTES // _MEMORY_PART
+        memory = sum(each.numel() for each in parameters) * _STATE_BYTES // _MEMORY_DIVISOR
         return deepnvme.optim.AdamW(parameters, swap_dir=self.place.scratch, memory=memory, **_SETTINGS)
 
 
@@ -165,7 +165,7 @@ class TorchOnHost(ThroughHost):
         return torch.optim.AdamW(parameters, fused=True, **_SETTINGS)
 
 
-KINDS: tuple[type[Stepper], ...] = (OnDisk, StateInMemory, TorchOnHost, Direct, Fused)
+KINDS: tuple[type[Stepper], ...] = (OnDisk, StateInMemory, TorchOnHost, OnGpu, Fused)
 
 
 class _Expected:
@@ -180,7 +180,7 @@ class _Expected:
     @staticmethod
     def part(tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return the compared elements, on the host."""
-        return torch.cat([each.detach().view(-1)[::_COMPARED_EACH].cpu() for each in tensors])
+        return torch.cat([each.detach().view(-1)[::_COMPARED_STRIDE].cpu() for each in tensors])
 
     def after(self, steps: int) -> torch.Tensor:
         """Return the elements after this number of steps."""
@@ -200,7 +200,7 @@ def optimizer(place: Place, row: Row, pace: Pace) -> Row:
     row.first, row.reference = OURS, CEILING
     row.counterparts = {TorchOnHost.name: StateInMemory.name}
     row.note(place.gpu.compute_note)
-    line = construct(row, KINDS, place, pace)
+    tools = construct(row, KINDS, place, pace)
     torch.manual_seed(7)
     shape = (_TENSORS, elements // _TENSORS)
     values = list(torch.randn(shape, device=place.gpu.compute))
@@ -221,7 +221,7 @@ def optimizer(place: Place, row: Row, pace: Pace) -> Row:
         _compare(one, expected.after(one.steps))
         return replace(sample, extra={"step_s": sample.wall_s})
 
-    return run_rounds(row, line, pace, once)
+    return run_rounds(row, tools, pace, once)
 
 
 def _compare(one: Stepper, wanted: torch.Tensor) -> None:

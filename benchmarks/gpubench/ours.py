@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 BOUNCE = "deepnvme"
 GDS = "deepnvme, cuFile"
-TO_HOST = "deepnvme, pinned host memory"
+HOST = "deepnvme, pinned host memory"
 THEN_COPY = "deepnvme to pinned, then copy_"
 
 
@@ -48,10 +48,10 @@ class Gds(Bounce):
     options: ClassVar[dict[str, str]] = {"gds": "required"}
 
 
-class ToHost(Bounce):
+class HostMemory(Bounce):
     """The same from and to pinned memory of the host: the speed of the disk with this engine."""
 
-    name = TO_HOST
+    name = HOST
     group: Group = "host"
     where: Where = "host"
 

@@ -39,13 +39,13 @@ class Row:
     stacks: str = ""
     #: Why the row cannot run here.
     not_offered: str = ""
-    #: The current step, the tool that takes it, and its start on the system's monotonic clock.
+    #: The current turn, its tool, and its start on the system's monotonic clock.
     now: str = "preparing"
     tool: str = ""
     since: float = field(default_factory=time.monotonic)
 
     def begin(self, now: str, tool: str = "") -> None:
-        """Name the current step, for the case that it never ends."""
+        """Name the current turn, for the case that it never ends."""
         self.now, self.tool, self.since = now, tool, time.monotonic()
 
     def drop(self, name: str, why: str) -> None:
@@ -76,11 +76,14 @@ def _save_nothing(_: Row) -> None:
 
 @dataclass(frozen=True)
 class Pace:
-    """How many rounds are counted, and after how many seconds a row begins no other one."""
+    """How many rounds are counted, and after how many seconds a row begins no other one.
+
+    A turn is one round of a tool, or its construction or close.
+    """
 
     rounds: int
-    seconds: float
-    #: Called before each step, to save the row.
+    rounds_s: float
+    #: Called before each turn, to save the row.
     save: Callable[[Row], None] = _save_nothing
 
 
@@ -102,19 +105,19 @@ def construct(row: Row, kinds: Sequence[Any], place: Place, pace: Pace) -> list[
     return found
 
 
-#: The first round, with its trials, may take this multiple of a row's seconds; later turns are left out.
+#: The first round, with its trials, may take this multiple of `rounds_s`; later turns are left out.
 _FIRST_ROUND = 1.5
 
 
-def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> Row:
+def run_rounds(row: Row, tools: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> Row:
     """Run every tool once in each round; the first round is not counted."""
     start = time.monotonic()
-    end, first_end = start + pace.seconds, start + pace.seconds * _FIRST_ROUND
+    end, first_end = start + pace.rounds_s, start + pace.rounds_s * _FIRST_ROUND
     for index in range(pace.rounds + 1):
         if index > 1 and time.monotonic() > end:
             row.note(f"{index - 1} of {pace.rounds} rounds: the time was over")
             break
-        for one in order([one for one in line if one.name not in row.left_out], index):
+        for one in order([one for one in tools if one.name not in row.left_out], index):
             if index == 0 and time.monotonic() > first_end and one.name not in (row.first, row.reference):
                 row.drop(one.name, "the time of its row was over before its turn")
                 continue
@@ -129,7 +132,7 @@ def run_rounds(row: Row, line: Sequence[Any], pace: Pace, once: Callable[[Any, b
             if index > 0:
                 row.samples.setdefault(one.name, []).append(sample)
                 print(f"{row.key:10} round {index}  {one.name:40} {sample.gb_per_s:7.2f} GB/s", file=sys.stderr)
-    for one in line:
+    for one in tools:
         row.begin(f"closing {one.name}", one.name)
         pace.save(row)
         one.close()

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpubench import plot, summary, watchdog
+from gpubench import plot, table, watchdog
 from gpubench.job import Job
+from gpubench.record import write
 from gpubench.rows import Row
 from gpubench.tool import reason
-from gpubench.work import KEYS, TIMELINE
+from gpubench.work import KEYS
 from storagebench import environment
 
-#: A row gets this time in addition to twice its seconds: for its data, trials, and the round that it is in.
+#: A row gets this time in addition to twice that of its rounds: for its data, trials, and the last round.
 _ROW_EXTRA_S = 30.0
-_STEP_S_MIN = 20.0
+_TURN_S_MIN = 20.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,8 @@ class Plan:
     nbytes: int
     model_nbytes: int
     rounds: int
-    #: A row begins no other round after this time.
-    seconds: float
+    #: A row begins no other round after this many seconds.
+    rounds_s: float
     #: All rows together end within this time.
     minutes: float
     keys: Sequence[str] = KEYS
@@ -40,8 +39,8 @@ class Plan:
 
     def limits(self, left_s: float) -> watchdog.Limits:
         """Return the limits of the next row."""
-        row_s = min(2 * self.seconds + _ROW_EXTRA_S, left_s)
-        return watchdog.Limits(row_s, max(_STEP_S_MIN, row_s / 2))
+        row_s = min(2 * self.rounds_s + _ROW_EXTRA_S, left_s)
+        return watchdog.Limits(row_s, max(_TURN_S_MIN, row_s / 2))
 
 
 def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
@@ -72,34 +71,24 @@ def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
                 plan.nbytes,
                 plan.model_nbytes,
                 plan.rounds,
-                plan.seconds,
-                saved=str(folder / f"{key}-row.json"),
+                plan.rounds_s,
+                row_path=str(folder / f"{key}-row.json"),
                 stem=str(path.with_suffix("")),
             )
-            if (left_s := end - began) < _STEP_S_MIN:
+            if (left_s := end - began) < _TURN_S_MIN:
                 row = Row(key, failure=f"not begun: the {plan.minutes:g} minutes of the whole run are over")
             else:
                 row, facts = watchdog.run(job, folder, plan.limits(left_s))
                 record["gpu"] = record["gpu"] or facts
             shutil.rmtree(job.scratch, ignore_errors=True)
             done.append(row)
-            print(f"{summary.table(row)}\n({time.monotonic() - began:.0f} s)", flush=True)
-            _write(path, record, done)
+            print(f"{table.table(row)}\n({time.monotonic() - began:.0f} s)", flush=True)
+            write(path, record, done)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"\n{summary.text(done)}")
+    print(f"\n{table.text(done)}")
     print(_drawn(path))
     return record
-
-
-def _write(path: Path, record: dict[str, Any], done: list[Row]) -> None:
-    record["rows"] = [summary.row_record(row) for row in done if row.key != TIMELINE]
-    record["timelines"] = next((row.metrics for row in done if row.key == TIMELINE), {})
-    record["targets"] = [asdict(verdict) for verdict in summary.judge(done)]
-    record["outcomes"] = [asdict(outcome) for outcome in summary.outcomes(done)]
-    private = path.with_suffix(f".{os.getpid()}.tmp")
-    private.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    private.replace(path)
 
 
 def _drawn(path: Path) -> str:

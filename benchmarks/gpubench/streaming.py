@@ -28,7 +28,7 @@ _HEAD_DIM = 64
 _VOCABULARY = 2048
 _BATCH, _PROMPT_TOKENS, _NEW_TOKENS = 4, 16, 8
 #: Memory for weights on the GPU is the model's size divided by this.
-_MEMORY_PART = 3
+_MEMORY_DIVISOR = 3
 
 
 class Generator(ToolBase, ABC):
@@ -60,7 +60,7 @@ class Streamed(Generator):
 
     def open(self, folder: Path, nbytes: int) -> None:
         """See the base."""
-        self.model = deepnvme.stream(folder, memory=nbytes // _MEMORY_PART, device=self.place.gpu.compute)
+        self.model = deepnvme.stream(folder, memory=nbytes // _MEMORY_DIVISOR, device=self.place.gpu.compute)
 
     def bytes_read(self) -> int:
         """See the base."""
@@ -107,7 +107,7 @@ class Accelerate(Generator):
 
     def open(self, folder: Path, nbytes: int) -> None:
         """See the base: one layer's memory stays free for the layer that is loaded."""
-        self._kept = max(0, _LAYERS // _MEMORY_PART - 1)
+        self._kept = max(0, _LAYERS // _MEMORY_DIVISOR - 1)
         device = self.place.gpu.compute
         places = {f"model.layers.{index}": device if index < self._kept else "disk" for index in range(_LAYERS)}
         ends = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), device)
@@ -138,7 +138,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
         import transformers  # noqa: F401, PLC0415
     except ImportError as error:
         raise NotOffered(f"transformers is not installed ({error})") from error
-    line = construct(row, KINDS, place, pace)
+    tools = construct(row, KINDS, place, pace)
     folder = place.scratch / "model"
     nbytes, prompt, expected = _make_model(place, folder)
     files = sorted(folder.glob("*.safetensors"))
@@ -157,7 +157,7 @@ def stream(place: Place, row: Row, pace: Pace) -> Row:
             speeds["read_gb_per_s"] = read / sample.wall_s / 1e9
         return replace(sample, extra=speeds)
 
-    return run_rounds(row, line, pace, once)
+    return run_rounds(row, tools, pace, once)
 
 
 def _generate(

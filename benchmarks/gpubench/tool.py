@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import traceback
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import deepnvme
 
-from storagebench.tools.base import NotOffered, fsync_path
+from storagebench.tools.base import NotOffered
 
 if TYPE_CHECKING:
     import torch
@@ -118,13 +117,3 @@ def needs_torch_cuda(place: Place, name: str) -> None:
     """Raise `NotOffered` if torch reaches no GPU: only deepnvme knows the fake driver."""
     if not place.gpu.is_real:
         raise NotOffered(f"{name} uses torch's CUDA, which reaches no GPU here")
-
-
-def durable(path: Path) -> None:
-    """Flush a new file and its name to the disk."""
-    fsync_path(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

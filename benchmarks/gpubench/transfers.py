@@ -18,7 +18,7 @@ from storagebench.measure import Sample, timed
 KINDS: tuple[type[Tool], ...] = (
     ours.Bounce,
     ours.Gds,
-    ours.ToHost,
+    ours.HostMemory,
     ours.ThenCopy,
     baselines.PythonCopy,
     baselines.DeepSpeed,
@@ -47,8 +47,8 @@ class Transfers:
     def read(self, row: Row, pace: Pace) -> Row:
         """Fill a tensor from a cold file."""
         row.title = f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU"
-        row.first, row.reference = ours.BOUNCE, ours.TO_HOST
-        line = construct(row, KINDS, self.place, pace)
+        row.first, row.reference = ours.BOUNCE, ours.HOST
+        tools = construct(row, KINDS, self.place, pace)
         path = self.place.scratch / "read.bin"
         deepnvme.write(self.host, path, durability="data")
         targets = {
@@ -69,15 +69,15 @@ class Transfers:
             return sample
 
         try:
-            return run_rounds(row, line, pace, once)
+            return run_rounds(row, tools, pace, once)
         finally:
             path.unlink(missing_ok=True)
 
     def write(self, row: Row, pace: Pace) -> Row:
         """Write a tensor to a new file, durably."""
         row.title = f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU"
-        row.first, row.reference = ours.BOUNCE, ours.TO_HOST
-        line = construct(row, KINDS, self.place, pace)
+        row.first, row.reference = ours.BOUNCE, ours.HOST
+        tools = construct(row, KINDS, self.place, pace)
         path = self.place.scratch / "write.bin"
         pinned = self.place.gpu.pinned(self.place.nbytes)
         pinned.copy_(self.host)
@@ -97,7 +97,7 @@ class Transfers:
             return sample
 
         try:
-            return run_rounds(row, line, pace, once)
+            return run_rounds(row, tools, pace, once)
         finally:
             path.unlink(missing_ok=True)
 

@@ -18,16 +18,16 @@ from gpubench.rows import Row
 COMMAND = [sys.executable, "-m", "gpubench.worker"]
 
 _POLL_S = 0.1
-_DUMP_S = 10.0
-_STACKS_CHARACTERS = 6000
+_END_S = 10.0
+_STACKS_CHARACTERS_MAX = 6000
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds after which a row, and one step of a row, are killed."""
+    """Seconds that a row, and a turn in it, may take. After that the row is killed."""
 
     row_s: float
-    step_s: float
+    turn_s: float
 
 
 def run(job: Job, folder: Path, limits: Limits) -> tuple[Row, dict[str, object]]:
@@ -40,9 +40,9 @@ def run(job: Job, folder: Path, limits: Limits) -> tuple[Row, dict[str, object]]
     stacks = ""
     while True:
         job = replace(job, skip=skip)
-        why, dumped = _attempt(job, folder, end, limits.step_s)
+        why, dumped = _attempt(job, folder, end, limits.turn_s)
         stacks += dumped
-        row, facts = job.row(), job.facts()
+        row, facts = job.row(), job.gpu_facts()
         row.stacks = stacks
         if not why:
             return row, facts
@@ -60,37 +60,37 @@ def run(job: Job, folder: Path, limits: Limits) -> tuple[Row, dict[str, object]]
         return row, facts
 
 
-def _attempt(job: Job, folder: Path, end: float, step_s: float) -> tuple[str, str]:
+def _attempt(job: Job, folder: Path, end: float, turn_s: float) -> tuple[str, str]:
     """Run the row's process once. Returns why it ended early, or an empty text, and the stacks of its threads."""
     path = folder / f"{job.key}.json"
-    Path(job.saved).unlink(missing_ok=True)
+    Path(job.row_path).unlink(missing_ok=True)
     job.write(path)
     began = time.monotonic()
     process = subprocess.Popen([*COMMAND, str(path)], start_new_session=True)
     try:
-        late = ""
-        while process.poll() is None and not late:
+        why = ""
+        while process.poll() is None and not why:
             time.sleep(_POLL_S)
             row, now = job.row(), time.monotonic()
             if now > end:
-                late = f"killed after {now - began:.0f} s, the limit of a row, at: {row.now}"
-            elif row.tool and now - row.since > step_s:
-                late = f"killed after {now - row.since:.0f} s, the limit of a step, at: {row.now}"
-        if late:
+                why = f"killed after {now - began:.0f} s, the limit of a row, at: {row.now}"
+            elif row.tool and now - row.since > turn_s:
+                why = f"killed after {now - row.since:.0f} s, the limit of a turn, at: {row.now}"
+        if why:
             # faulthandler writes the stacks.
             process.send_signal(signal.SIGABRT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_DUMP_S)
+                process.wait(_END_S)
     finally:
         _kill(process)
     stacks = path.with_suffix(".stacks")
     said = stacks.read_text(encoding="utf-8", errors="replace") if stacks.exists() else ""
-    if not late and process.returncode:
+    if not why and process.returncode:
         code = process.returncode
         ended = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        late = f"its process {ended} at: {job.row().now}"
+        why = f"its process {ended} at: {job.row().now}"
     # The rest lists extension modules.
-    return late, said.partition("Extension modules")[0].strip()[:_STACKS_CHARACTERS]
+    return why, said.partition("Extension modules")[0].strip()[:_STACKS_CHARACTERS_MAX]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
@@ -99,4 +99,4 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     # A process that the kernel does not let go must not stop the other rows.
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_DUMP_S)
+        process.wait(_END_S)

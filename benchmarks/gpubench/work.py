@@ -34,7 +34,7 @@ TIMELINE = "timeline"
 KEYS = (*ROWS, TIMELINE)
 
 
-def do(job: Job, gpu: Gpu | None = None) -> Row:
+def run_row(job: Job, gpu: Gpu | None = None) -> Row:
     """Run a row in this process. If it fails, its `failure` has the error.
 
     Args:
@@ -43,7 +43,7 @@ def do(job: Job, gpu: Gpu | None = None) -> Row:
     """
     row = Row(job.key, left_out=dict(job.skip))
     facts: dict[str, object] = {}
-    path = Path(job.saved)
+    path = Path(job.row_path)
 
     def save(row: Row) -> None:
         new = path.with_suffix(".new")
@@ -57,7 +57,7 @@ def do(job: Job, gpu: Gpu | None = None) -> Row:
         gpu = gpu or _gpu(is_rehearsal=job.is_rehearsal)
         facts.update(gpu.facts())
         place = Place(gpu, scratch, job.nbytes, job.model_nbytes)
-        pace = Pace(job.rounds, job.seconds, save)
+        pace = Pace(job.rounds, job.rounds_s, save)
         if job.key == TIMELINE:
             timeline.record(place, row, pace, Path(job.stem))
         else:

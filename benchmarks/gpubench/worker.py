@@ -1,6 +1,6 @@
 """``python -m gpubench.worker JOB.json``: run one row in this process.
 
-A signal SIGABRT writes the stacks of all threads to the file ``JOB.stacks`` and ends the process.
+SIGABRT writes the stacks of all threads to the file ``JOB.stacks`` and ends the process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from gpubench.job import Job
-from gpubench.work import do
+from gpubench.work import run_row
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with path.with_suffix(".stacks").open("w", encoding="utf-8") as stacks:
         faulthandler.enable(stacks)
-        do(Job.read(path))
+        run_row(Job.read(path))
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)

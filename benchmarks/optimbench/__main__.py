@@ -77,7 +77,7 @@ def _line(name: str, one: Samples, ours: Samples, nbytes: float) -> dict[str, ob
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Measure the rows, and write the record."""
     parser = argparse.ArgumentParser(prog="optimbench", description=__doc__)
     parser.add_argument("--elements", type=int, default=1 << 25)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -102,6 +102,7 @@ def main() -> int:
         "load": loads,
         "rows": done,
     }
+    # All state is in memory: the record describes the disk of the current folder, which has no part in it.
     path = command.write_record(arguments.results, "optim", Path(), fields)
     print(path, file=sys.stderr)
     return 0

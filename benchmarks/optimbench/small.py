@@ -65,7 +65,7 @@ def measure(makers: dict[str, Make], count: int, dtype: torch.dtype, rounds: int
     """Run all tools in turns. Each has tensors of its own."""
     optimizers = {name: make(parameters(count, dtype)) for name, make in makers.items()}
     for optimizer in optimizers.values():
-        # State is made in the first step, and plans for it.
+        # The first step makes the state, and the second the plan for it.
         optimizer.step()
         optimizer.step()
     samples = {name: Samples() for name in makers}
@@ -110,7 +110,7 @@ def _table(title: str, lines: list[dict[str, object]]) -> str:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Measure each number of parameters and dtype, and write the record."""
     parser = argparse.ArgumentParser(prog="optimbench.small", description=__doc__)
     parser.add_argument("--counts", default="1000,10000", help="numbers of parameters")
     parser.add_argument("--dtypes", default="fp32,bf16")
@@ -148,7 +148,7 @@ def main() -> int:
         "load": loads,
         "rows": rows,
     }
-    print(command.write_record(arguments.results, "optim-small", Path(), fields), file=sys.stderr)
+    print(command.write_record(arguments.results, "optim-small", arguments.scratch, fields), file=sys.stderr)
     return 0
 
 

@@ -1,1 +1,4 @@
-"""The shares of several processes that save the state of a large model together."""
+"""Plans of checkpoints of public models: how evenly their bytes are distributed over the processes that save.
+
+Nothing is written.
+"""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import deepnvme
 import torch
 
-from checkpointbench.tools import sync
 from storagebench import cache, fio
+from storagebench.sync import sync
 from swapbench.fio_mixed import Mixed, lay_out
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from deepnvme.integrations.weights import iterate_weights
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from checkpointbench.tools import sync
+from storagebench.memory import touch
+from storagebench.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,15 +37,15 @@ def state() -> dict[str, torch.Tensor]:
 Work = Callable[[], object]
 
 
-def existing() -> dict[str, torch.Tensor]:
+def tensors_to_fill() -> dict[str, torch.Tensor]:
     """Return tensors to fill."""
     return {name: torch.ones_like(tensor) for name, tensor in state().items()}
 
 
-def touch(tensors: Iterable[torch.Tensor]) -> None:
-    """Read a number of each page: tensors of a mapped file have no memory until then."""
+def touch_each(tensors: Iterable[torch.Tensor]) -> None:
+    """Touch one tensor after the other, and keep none: tensors of a mapped file have no memory until then."""
     for tensor in tensors:
-        tensor.view(torch.int32)[::1024].sum()
+        touch([tensor])
 
 
 def _save(folder: Path) -> Work:
@@ -53,12 +54,12 @@ def _save(folder: Path) -> Work:
 
 
 def _load_into(folder: Path) -> Work:
-    into = existing()
+    into = tensors_to_fill()
     return lambda: deepnvme.load(folder / "ours.safetensors", into=into)
 
 
 def _iterate(folder: Path) -> Work:
-    return lambda: touch(tensor for _, tensor in iterate_weights(folder / "ours.safetensors"))
+    return lambda: touch_each(tensor for _, tensor in iterate_weights(folder / "ours.safetensors"))
 
 
 def _swap(folder: Path) -> Work:
@@ -82,11 +83,16 @@ def _swap(folder: Path) -> Work:
 
 def _torch_save(folder: Path) -> Work:
     made, path = state(), folder / "torch.pt"
-    return lambda: (torch.save(made, path), sync(path))
+
+    def save() -> None:
+        torch.save(made, path)
+        sync(path)
+
+    return save
 
 
 def _torch_load_into(folder: Path) -> Work:
-    into = existing()
+    into = tensors_to_fill()
 
     def copy() -> None:
         for name, tensor in torch.load(folder / "torch.pt", weights_only=True, mmap=True).items():
@@ -97,13 +103,18 @@ def _torch_load_into(folder: Path) -> Work:
 
 def _safetensors_save(folder: Path) -> Work:
     made, path = state(), folder / "theirs.safetensors"
-    return lambda: (save_file(made, path), sync(path))
+
+    def save() -> None:
+        save_file(made, path)
+        sync(path)
+
+    return save
 
 
 def _safetensors_iterate(folder: Path) -> Work:
     def each() -> None:
         with safe_open(folder / "theirs.safetensors", framework="pt") as opened:
-            touch(opened.get_tensor(name) for name in opened.keys())  # noqa: SIM118 - it is no mapping
+            touch_each(opened.get_tensor(name) for name in opened.keys())  # noqa: SIM118 - it is no mapping
 
     return each
 
@@ -127,7 +138,7 @@ def _usage() -> dict[str, float]:
     return {"cpu_s": used.ru_utime + used.ru_stime, "faults": used.ru_minflt + used.ru_majflt}
 
 
-def _engine() -> dict[str, int]:
+def _engine_counters() -> dict[str, int]:
     stats = deepnvme.stats()
     return {name: getattr(stats, name) for name in ("requests", "ops", "bytes_bounced")}
 
@@ -137,7 +148,7 @@ def main(operation: str, tool: str, folder: str) -> None:
     work = OPERATIONS[operation][tool](Path(folder))
     print("ready", flush=True)
     sys.stdin.readline()
-    counts = _engine if tool == "deepnvme" else dict
+    counts = _engine_counters if tool == "deepnvme" else dict
     before: dict[str, Any] = {**_usage(), **counts()}
     work()
     after: dict[str, Any] = {**_usage(), **counts()}

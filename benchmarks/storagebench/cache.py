@@ -7,6 +7,8 @@ import os
 import time
 from pathlib import Path
 
+from storagebench.sync import fsync
+
 _DROP = Path("/proc/sys/vm/drop_caches")
 _PROBES = 64
 # A page that is briefly held is not dropped.
@@ -60,11 +62,7 @@ def _write_out(path: Path) -> None:
     if not _spares_others:
         os.sync()
         return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    fsync(path)
 
 
 def cached_probes(path: Path) -> int:

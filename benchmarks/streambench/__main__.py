@@ -109,7 +109,7 @@ def _make_model(folder: Path, nbytes: int) -> int:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="streambench", description=__doc__)
     parser.add_argument("--rows", default=",".join(_ROWS), help=f"some of {', '.join(_ROWS)} (default: all)")
     command.add_options(parser, rounds=5)

@@ -120,7 +120,7 @@ def report(measured: dict[str, Any]) -> float:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the options, measure, and write the record."""
     chosen = arguments()
     if shutil.which("fio") is None:
         print("skipped: fio is not installed, and there is nothing to compare with")

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from checkpointbench.limit import Fio
 from storagebench import cache, command, fio, hugepages
 from storagebench.disk_idle import idle_disk
+from storagebench.limit import DiskLimit
 from storagebench.measure import Sample
 from storagebench.rounds import order
 from weightbench import model
@@ -34,7 +34,7 @@ class Meeting:
     scratch: Path
     layers: int
     nbytes: int
-    limit: Fio | None
+    limit: DiskLimit | None
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     expected: dict[str, int] = field(default_factory=dict)
@@ -63,8 +63,7 @@ class Meeting:
         cache.make_cold(path)
         if name == _FIO_64:
             return fio.transfer(_SETTING_64, "read", path, self.nbytes)
-        sample: Sample = self.limit.load(path)
-        return sample
+        return self.limit.read(path)
 
     def _fill(self, name: str, *, is_compared: bool) -> Sample:
         command = [sys.executable, "-m", "weightbench.child", name, str(self.scratch / "model")]
@@ -137,8 +136,8 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
     with hugepages.reserved(128 << 20), idle_disk(scratch) as quiet:
         limit = None
         if fio.version() is not None and hugepages.free_bytes() >= 128 << 20:
-            limit = Fio(scratch / "limit.raw", nbytes, huge=True)
-            limit.save({}, scratch / "limit.raw")
+            limit = DiskLimit(scratch / "limit.raw", nbytes, huge=True)
+            limit.write(scratch / "limit.raw")
             print(f"fio: {limit}", flush=True)
         meeting = Meeting(scratch, arguments.layers, nbytes, limit)
         for index in range(arguments.rounds + 1):
@@ -161,7 +160,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="weightbench", description=__doc__)
     parser.add_argument("--layers", type=int, default=22, help="of 88 MB each, besides two ends of 131 MB")
     parser.add_argument("--shard-mb", type=int, default=500, help="of each file, about (10^6 bytes)")

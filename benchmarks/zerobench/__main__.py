@@ -144,7 +144,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="zerobench", description=__doc__)
     parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {', '.join(ROWS)} (default: all)")
     command.add_options(parser, rounds=7)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
 
-    _Name: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | StripeSet
+    _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | int | StripeSet
     _Durability: TypeAlias = Literal["none", "data", "full"]
 
     class _BinaryFile(io.BufferedIOBase, BinaryIO):
@@ -38,19 +38,19 @@ _Handle = TypeVar("_Handle", _FileReader, _FileWriter)
 
 @overload
 def open(  # noqa: A001
-    path: _Name, mode: Literal["rb"] = "rb", *, engine: Engine | None = None, durability: _Durability = "full"
+    path: _Path, mode: Literal["rb"] = "rb", *, engine: Engine | None = None, durability: _Durability = "full"
 ) -> Reader: ...
 @overload
 def open(  # noqa: A001
-    path: _Name, mode: Literal["wb"], *, engine: Engine | None = None, durability: _Durability = "full"
+    path: _Path, mode: Literal["wb"], *, engine: Engine | None = None, durability: _Durability = "full"
 ) -> Writer: ...
 @overload
 def open(  # noqa: A001
-    path: _Name, mode: str, *, engine: Engine | None = None, durability: _Durability = "full"
+    path: _Path, mode: str, *, engine: Engine | None = None, durability: _Durability = "full"
 ) -> Reader | Writer: ...
 @public
 def open(  # noqa: A001
-    path: _Name,
+    path: _Path,
     mode: str = "rb",
     *,
     engine: Engine | None = None,
@@ -102,7 +102,7 @@ class _FileBase(_BinaryFile, Generic[_Handle]):
     _handle: _Handle | None = None
     mode: str
 
-    def __init__(self, path: _Name) -> None:
+    def __init__(self, path: _Path) -> None:
         self._path = path if isinstance(path, int | StripeSet) else os.fspath(path)
 
     @property
@@ -170,7 +170,7 @@ class Reader(_FileBase[_FileReader]):
 
     mode = "rb"
 
-    def __init__(self, path: _Name, engine: Engine | None = None) -> None:
+    def __init__(self, path: _Path, engine: Engine | None = None) -> None:
         super().__init__(path)
         self._handle = _FileReader(path, engine)
 
@@ -244,7 +244,7 @@ class Writer(_FileBase[_FileWriter]):
 
     mode = "wb"
 
-    def __init__(self, path: _Name, engine: Engine | None = None, durability: _Durability = "full") -> None:
+    def __init__(self, path: _Path, engine: Engine | None = None, durability: _Durability = "full") -> None:
         super().__init__(path)
         self._handle = _FileWriter(path, engine, durability)
         _open_writers.add(self)
@@ -285,7 +285,7 @@ class Writer(_FileBase[_FileWriter]):
         """Discard the file, and keep the old file of its name. Does nothing once the file is closed."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            handle.abort()
+            handle.discard()
 
     def __exit__(
         self,

@@ -94,7 +94,7 @@ impl FileWriter {
     }
 
     /// Discard the file, in the process that opened it.
-    fn abort(&self, py: Python<'_>) {
+    fn discard(&self, py: Python<'_>) {
         let _ = self.handle.end(py, drop);
     }
 }

@@ -24,7 +24,7 @@ test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 1 filtered out; 
 """
 
 
-def test_cargo_sums_binaries_and_moves_visible_skips() -> None:
+def test_cargo_sums_binaries_and_counts_printed_skips_as_skipped() -> None:
     assert count_cargo(CARGO.splitlines()) == Count(8, 1, 4)
 
 

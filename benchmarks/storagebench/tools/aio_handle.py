@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storagebench.tools.base import Group, OneCall, Tool, fsync_path
+from storagebench.sync import fsync
+from storagebench.tools.base import Group, OneCall, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -116,7 +117,7 @@ class AioHandle(Tool):
 
         def action() -> None:
             _check(handle.sync_pwrite(source, str(path)), 1)
-            fsync_path(path)
+            fsync(path)
 
         return action
 
@@ -131,7 +132,7 @@ class AioHandle(Tool):
 
         def action() -> None:
             _in_turns(handle, handle.async_pwrite, sources, offsets, path)
-            fsync_path(path)
+            fsync(path)
 
         return action
 

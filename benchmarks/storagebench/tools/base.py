@@ -119,12 +119,3 @@ def synced_write(path: Path, write: Callable[[BinaryIO], object]) -> Action:
             os.fsync(file.fileno())
 
     return action
-
-
-def fsync_path(path: Path) -> None:
-    """Sync a file that another program wrote and closed."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

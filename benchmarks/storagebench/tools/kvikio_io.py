@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storagebench.tools.base import OneCall, Tool, fsync_path
+from storagebench.sync import fsync
+from storagebench.tools.base import OneCall, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,7 @@ class KvikioIo(Tool):
         def action() -> None:
             with self._open(path, mode) as file:
                 _check(file.pwrite(array).get(), source.numel())
-            fsync_path(path)
+            fsync(path)
 
         return action
 
@@ -83,7 +84,7 @@ class KvikioIo(Tool):
 
         def action() -> None:
             write()
-            fsync_path(path)
+            fsync(path)
 
         return action
 

@@ -166,7 +166,7 @@ fn settings_for_cufile_are_searched_or_the_reason_is_reported() {
     let arguments = [&["tune", text(folder.path())], &options[..]].concat();
     let found = succeed_with_json(&[&arguments[..], &["--json"]].concat());
     let place = &found["results"][0];
-    assert_eq!((&place["gds"]["route"], &place["gds"]["reason"]), (&"cufile".into(), &Value::Null));
+    assert_eq!((&place["gds"]["kind"], &place["gds"]["reason"]), (&"cufile".into(), &Value::Null));
     for direction in ["read", "write"] {
         let tried = place[direction]["tried"].as_array().unwrap();
         assert!(tried.iter().all(|trial| trial["config"]["gds"] == "preferred"), "{tried:?}");
@@ -181,7 +181,7 @@ fn settings_for_cufile_are_searched_or_the_reason_is_reported() {
     let (status, table, _) = run(&arguments);
     assert!(status == 0 && table.contains("\nthrough bounce buffers: cuFile does not start"), "{table}");
     let found = succeed_with_json(&[&arguments[..], &["--json"]].concat());
-    assert_eq!(found["results"][0]["gds"]["route"], "bounce");
+    assert_eq!(found["results"][0]["gds"]["kind"], "bounce");
     assert_eq!(found["results"][0]["both"]["gds"], "disabled");
     gpu.clear();
 }
@@ -243,7 +243,7 @@ fn a_report_has_the_facts_of_the_driver() {
     let report = succeed_with_json(&["report", "--json", text(folder.path())]);
     assert_eq!(report["gpu"]["cuda_devices"][1]["pci_bus_id"], "0000:11:00.0");
     assert_eq!((&report["gpu"]["cuda_driver"], &report["gpu"]["missing"]), (&"13.0".into(), &Value::Null));
-    assert_eq!(report["folders"][0]["gpu_path"]["route"], "bounce");
+    assert_eq!(report["folders"][0]["gpu_route"]["kind"], "bounce");
 }
 
 #[test]

@@ -9,8 +9,8 @@ use deepnvme_perf::bench::{BenchOutcome, ChosenBackend, FolderSummary, ToolResul
 use deepnvme_perf::measure::{AccessOrder, Cache, Direction, Memory, MemoryPlace, RouteBytes, Sample, Workload};
 use deepnvme_perf::report::device::Pcie;
 use deepnvme_perf::report::{
-    BackendReport, BlockDevice, Cpu, CudaDevice, DirectReport, Finding, FolderReport, GdsReport, GpuPath, GpuReport,
-    Machine, Mount, OpReport, Package, Report, Routes, Severity, System, SystemMemory,
+    BackendReport, BlockDevice, Cpu, CudaDevice, DefaultGpuRoute, DirectReport, Finding, FolderReport, GdsReport,
+    GpuReport, Machine, Mount, OpReport, Package, Report, Routes, Severity, System, SystemMemory,
 };
 use deepnvme_perf::tune::{self, Choice, FolderResult, SearchSpace, Trial};
 
@@ -67,7 +67,7 @@ fn a_report() -> Report {
                 reason: Some("the kernel module nvidia-fs is not loaded".into()),
                 reads: None,
             }),
-            gpu_path: Some(GpuPath { route: "bounce", reason: "something better is not there".into() }),
+            gpu_route: Some(DefaultGpuRoute { kind: "bounce", reason: "something better is not there".into() }),
         },
         device: Some(raid),
         error: None,

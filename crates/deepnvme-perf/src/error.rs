@@ -10,7 +10,7 @@ pub enum Error {
     /// Invalid arguments; exit status 2.
     #[error("{0}")]
     Usage(String),
-    /// A refusal of the machine; exit status 1.
+    /// The machine, its files or another program do not allow the work; exit status 1.
     #[error("{0}")]
     Failed(String),
     /// An error of the engine; exit status 1.

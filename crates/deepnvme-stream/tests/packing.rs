@@ -20,7 +20,7 @@ use deepnvme_format::{Dtype, safetensors, safetensors::TensorSpec};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, Packed, Packer, tensors};
+use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, PackOutcome, Packer, tensors};
 use deepnvme_stream::{Form, LayerGroup, SlotClass, StreamPlan, Streamer, WeightFile};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
@@ -122,9 +122,9 @@ fn open_packer(engine: &Arc<Engine>, source: &Path, target: &Path, mode: Encodin
     Packer::new(engine, source, target, PackOptions { mode, disks: Vec::new() })
 }
 
-fn run(engine: &Arc<Engine>, model: &Model, target: &Path, mode: EncodingMode, disks: &[PathBuf]) -> Result<Packed> {
+fn run(engine: &Arc<Engine>, model: &Model, to: &Path, mode: EncodingMode, disks: &[PathBuf]) -> Result<PackOutcome> {
     let options = PackOptions { mode, disks: disks.to_vec() };
-    Packer::new(engine, model.path(), target, options)?.run(&Progress::default())
+    Packer::new(engine, model.path(), to, options)?.run(&Progress::default())
 }
 
 /// Loads all tensors of a packed file as a model would. Returns the encoding of each as well.
@@ -361,7 +361,7 @@ fn packings_on_the_same_disks_leave_each_other_alone() {
         let options = PackOptions { mode: EncodingMode::Lossless, disks: disks.to_vec() };
         Packer::new(&engine, model.path(), target, options).unwrap()
     };
-    let whole = |packed: &Packed| {
+    let whole = |packed: &PackOutcome| {
         let set = StripeSet::from_manifest(&packed.file).unwrap();
         assert_eq!(unpacked(&engine, &Target::Stripes(set)).len(), model.tensors.len());
     };

@@ -1,4 +1,4 @@
-"""Memory that a load fills: private and aligned. Only pinning touches it before."""
+"""Allocates the memory of loads: private and aligned. Only pinning touches it before."""
 
 from __future__ import annotations
 

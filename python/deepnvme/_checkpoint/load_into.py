@@ -11,8 +11,8 @@ import torch
 
 from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.filled_memory import FilledMemory, compare
 from deepnvme._checkpoint.plain_values import empty_containers, has_values, replace_values
+from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
 from deepnvme._checkpoint.tensor_names import (
     has_name,
     name_of,
@@ -142,7 +142,7 @@ def _plan(
     # A tensor of a flat state dict is named by its key, even if the key contains dots.
     missing = set(targets)
     plain = _PlainTargets(targets)
-    filled = FilledMemory(plain)
+    overlaps = TargetOverlaps(plain)
     for file in files:
         reader = request.open(file, headers=headers)
         reads, rest = reader.direct_reads(plain, missing, file.names)
@@ -165,7 +165,7 @@ def _plan(
             source = (file, stored)
             if not target.numel():
                 continue
-            if earlier := filled.add(name, target, source):
+            if earlier := overlaps.add(name, target, source):
                 # Tied weights: once is enough if the file has them tied as well.
                 if earlier != source:
                     plan.compared.append((name, target, stored))
@@ -183,7 +183,7 @@ def _plan(
             f"{request.name}: the file contains no dense tensor called {shown}; leave it out of into, or check the name"
         )
         raise KeyError(f"{msg} (the file also contains {others})" if there else msg)
-    filled.check(request.name)
+    overlaps.check(request.name)
     return plans
 
 

@@ -1,4 +1,4 @@
-"""The result of a stage."""
+"""The result of one stage of the demo: the rates of two tools."""
 
 from __future__ import annotations
 

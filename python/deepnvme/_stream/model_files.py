@@ -15,7 +15,7 @@ from deepnvme._checkpoint.source_files import retry_if_replaced, stored_set
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._utils.arguments import path_of
-from deepnvme._utils.strides import row_major
+from deepnvme._utils.memory_order import row_major
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from deepnvme._deepnvme import read as read_bytes
+from deepnvme._utils.memory_order import MemoryOrder, is_dense_order, row_major
 from deepnvme._utils.metadata_file import open_regular
-from deepnvme._utils.strides import MemoryOrder, is_dense_order, row_major
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from deepnvme._modules.placeholder import ON_DISK_STRIDE
-from deepnvme._utils.strides import MemoryOrder, is_dense, row_major
+from deepnvme._utils.memory_order import MemoryOrder, is_dense, row_major
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode
 

@@ -190,6 +190,25 @@ def test_a_contradictory_index_is_corrupt(folder: Path, change: Change) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda index: index["entries"]["a"].update(dtype="float33"), "the dtype torch.float33"),
+        (lambda index: index["entries"]["a"].update(requires_grad="x"), "requires_grad of a"),
+        (lambda index: index["entries"]["a"]["chunks"][0][2].__setitem__(0, "other"), "'other' is not a file"),
+        (lambda index: index["entries"]["a"]["chunks"][0][2].__setitem__(1, 5), "5 is not the name of a tensor"),
+        (lambda index: index.update(version="1"), "no version '1'"),
+        (lambda index: index.update(version=2), "needs a later deepnvme"),
+    ],
+)
+def test_each_fault_of_an_index_is_named(folder: Path, change: Change, message: str) -> None:
+    index = json.loads((folder / "deepnvme.json").read_text())
+    change(index)
+    write_index(folder, index)
+    with pytest.raises(errors.CorruptFileError, match=message):
+        DeepnvmeReader(folder).read_metadata()
+
+
+@pytest.mark.parametrize(
     "text", [b"[" * 100_000, b"\xff\xfe", b'{"version": 1, "entries": {"a": {}}, "planner_data": null}']
 )
 def test_a_file_that_is_not_an_index_is_corrupt(folder: Path, text: bytes) -> None:

@@ -1,4 +1,4 @@
-"""DeepSpeed's asserts under `python -O`. Tests of the other workarounds are in `hosts`."""
+"""DeepSpeed's asserts under `python -O`. Tests of the other workarounds are in `frameworks`."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Bench:
     """The benchmark's modules, and a GPU for them."""
 
     def __init__(self, folder: Path, gpu: Any) -> None:
-        names = (*_MODULES, "summary", "transfers", "watchdog", "job", "work")
+        names = (*_MODULES, "targets", "transfers", "watchdog", "job", "work")
         self.modules = {name: importlib.import_module(f"gpubench.{name}") for name in names}
         self.gpu = self.modules["gpu"].RealGpu() if gpu.is_real else self.modules["fake"].FakeGpu(gpu)
         self.folder = folder
@@ -59,8 +59,8 @@ class Bench:
             "nbytes": _NBYTES,
             "model_nbytes": 16 << 20,
             "rounds": 1,
-            "seconds": 60,
-            "saved": str(self.folder / "row.json"),
+            "rounds_s": 60,
+            "row_path": str(self.folder / "row.json"),
             "stem": str(self.folder / "made"),
         }
         return self.modules["job"].Job(**{**usual, **values})
@@ -68,7 +68,7 @@ class Bench:
     def row(self, key: str, **values: Any) -> Any:
         """Run a small row in this process."""
         job = self.job(key, **values)
-        row = self.modules["work"].do(job, self.gpu)
+        row = self.modules["work"].run_row(job, self.gpu)
         assert job.row() == row, "it is saved as it is"
         assert not (self.folder / "scratch").exists(), "nothing stays behind"
         return row
@@ -94,7 +94,7 @@ def test_every_tool_is_measured_or_skipped_with_a_reason(bench: Bench, key: str)
     assert all(row.left_out.values()), "each with its reason"
     assert all(len(samples) == 1 for samples in row.samples.values())
     assert _ALWAYS[key] <= set(row.samples), row.left_out
-    (outcome,) = bench.modules["summary"].outcomes([row])
+    (outcome,) = bench.modules["targets"].outcomes([row])
     assert (outcome.status, outcome.why) == ("passed", "")
     computes = key in ("stream", "optimizer", "checkpoint")
     assert (bench.gpu.compute_note in row.notes) == (computes and not bench.gpu.is_real)
@@ -116,7 +116,7 @@ def test_wrong_bytes_leave_a_tool_out(bench: Bench, monkeypatch: pytest.MonkeyPa
     row = bench.row("read")
     assert "other bytes than the file has" in row.left_out["deepnvme"]
     assert row.samples == {}
-    (outcome,) = bench.modules["summary"].outcomes([row])
+    (outcome,) = bench.modules["targets"].outcomes([row])
     assert outcome.status == "failed"
     assert "other bytes than the file has" in outcome.why
 
@@ -125,11 +125,11 @@ def test_an_error_names_the_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) 
     def fail(path: Path) -> None:
         raise RuntimeError("the driver says no")
 
-    monkeypatch.setattr(bench.modules["baselines"], "durable", fail)
+    monkeypatch.setattr(bench.modules["baselines"], "sync", fail)
     monkeypatch.setattr(bench.modules["transfers"], "KINDS", (bench.modules["baselines"].PythonCopy,))
     row = bench.row("write")
     assert row.left_out == {
-        "Python to pinned, then copy_": "RuntimeError: the driver says no, in baselines.py: durable(path)"
+        "Python to pinned, then copy_": "RuntimeError: the driver says no, in baselines.py: sync(path)"
     }
 
 
@@ -196,7 +196,7 @@ def test_a_row_that_hangs_or_dies_is_ended(
         # The other process shares this variable, and none of this driver.
         monkeypatch.setenv("DEEPNVME_FAKE_DRIVER", str(importlib.import_module(f"{__package__}.fake_driver").library()))
     start = time.monotonic()
-    row, _ = watchdog.run(bench.job("read", rounds=2), tmp_path, watchdog.Limits(row_s=100, step_s=2))
+    row, _ = watchdog.run(bench.job("read", rounds=2), tmp_path, watchdog.Limits(row_s=100, turn_s=2))
     assert time.monotonic() - start < 100
     assert ("in once" if "later" in moment else "in __init__") in row.stacks
     if "later" in moment:
@@ -212,14 +212,14 @@ def test_a_row_that_hangs_or_dies_is_ended(
 
 
 def test_baselines_whose_turn_comes_too_late_are_left_out(bench: Bench) -> None:
-    row = bench.row("write", seconds=0)
+    row = bench.row("write", rounds_s=0)
     assert row.left_out["Python to pinned, then copy_"] == "the time of its row was over before its turn"
     assert {"deepnvme", "deepnvme, pinned host memory"} == set(row.samples)
 
 
 def test_no_row_begins_after_the_time_is_over(bench: Bench, tmp_path: Path) -> None:
     run = bench.modules["run"]
-    plan = run.Plan(_NBYTES, _NBYTES, rounds=1, seconds=1, minutes=0.1, keys=("read",), is_rehearsal=True)
+    plan = run.Plan(_NBYTES, _NBYTES, rounds=1, rounds_s=1, minutes=0.1, keys=("read",), is_rehearsal=True)
     record = run.run(plan, tmp_path / "scratch", tmp_path / "results")
     (outcome,) = record["outcomes"]
     assert outcome["status"] == "failed"

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+# A fixture, re-exported for pytest.
 __all__ = ["twins"]
 
 
-def both(
+def with_optimizers(
     plain: nn.Module, twin: nn.Module, offloading: Any, make: Callable[[nn.Module], torch.optim.Optimizer]
 ) -> Iterator[tuple[nn.Module, Any]]:
     """Return both models with their optimizers and the same seed; the optimizer of the offloaded one is attached."""
@@ -103,10 +104,10 @@ def test_our_optimizers(twins: Twins, tmp_path: Path, name: str, options: dict[s
     offloading.attach(optimizers[1], in_backward=True)
     assert train(twin, optimizers[1]) == train(plain, optimizers[0])
     assert_same(plain, twin)
-    theirs, ours = (one.state_dict()["state"] for one in optimizers)
-    for index, kept in theirs.items():
-        for called, value in kept.items():
-            assert torch.equal(torch.as_tensor(ours[index][called]), torch.as_tensor(value)), (index, called)
+    expected, found = (one.state_dict()["state"] for one in optimizers)
+    for index, state in expected.items():
+        for key, value in state.items():
+            assert torch.equal(torch.as_tensor(found[index][key]), torch.as_tensor(value)), (index, key)
 
 
 @pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adafactor"])
@@ -172,7 +173,7 @@ def test_a_block_that_is_called_again(twins: Twins, how: str, to_none: bool) -> 
     torch.manual_seed(1)
     plain, twin, offloading = twins(Repeated(how), memory=2 * 4 * (8 * WIDTH * WIDTH + 8 * WIDTH))
     found = []
-    for one, optimizer in both(plain, twin, offloading, adamw):
+    for one, optimizer in with_optimizers(plain, twin, offloading, adamw):
         losses: list[float] = []
         for _ in range(4):
             hidden = torch.randn(2, 3, WIDTH, requires_grad=True)
@@ -190,7 +191,7 @@ def test_a_block_that_is_called_again(twins: Twins, how: str, to_none: bool) -> 
 
 
 class Branching(nn.Module):
-    """Each block has a part that is not always used."""
+    """Each block has a part that is never used. Beside each is a gate that is used in every other step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,7 +213,7 @@ def test_parameters_without_gradients(twins: Twins) -> None:
     torch.manual_seed(1)
     plain, twin, offloading = twins(Branching(), memory=6 * 4 * (WIDTH * WIDTH + WIDTH))
     found = []
-    for one, optimizer in both(plain, twin, offloading, adamw):
+    for one, optimizer in with_optimizers(plain, twin, offloading, adamw):
         losses = []
         for step in range(6):
             loss = one(torch.randn(2, WIDTH), is_even=step % 2 == 0).square().mean()
@@ -244,16 +245,16 @@ def test_two_optimizers(twins: Twins) -> None:
     for one in (plain, twin):
         some = [parameter for name, parameter in one.named_parameters() if "up." in name]
         rest = [parameter for name, parameter in one.named_parameters() if "up." not in name]
-        both = [torch.optim.AdamW(some, lr=1e-2), torch.optim.SGD(rest, lr=1e-1)]
+        pair = [torch.optim.AdamW(some, lr=1e-2), torch.optim.SGD(rest, lr=1e-1)]
         if one is twin:
-            offloading.attach(both[0], in_backward=True)
-            offloading.attach(both[1])
+            offloading.attach(pair[0], in_backward=True)
+            offloading.attach(pair[1])
         losses = []
         for words in batches(4):
             loss = loss_of(one, words)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.item())
-            for optimizer in both:
+            for optimizer in pair:
                 optimizer.step()
                 optimizer.zero_grad()
         found.append(losses)
@@ -264,7 +265,7 @@ def test_two_optimizers(twins: Twins) -> None:
 def test_a_closure(twins: Twins) -> None:
     plain, twin, offloading = twins()
     found = []
-    for one, optimizer in both(plain, twin, offloading, adamw):
+    for one, optimizer in with_optimizers(plain, twin, offloading, adamw):
         found.append([optimizer.step(closure_of(one, optimizer)).item() for _ in range(4)])
     assert found[0] == found[1]
 
@@ -285,7 +286,7 @@ def test_evaluation_and_saving_between(twins: Twins, tmp_path: Path) -> None:
         found = [torch.autograd.grad(loss_of(one, words[0]), [one.blocks[3].up.weight])[0] for one in (plain, twin)]
         assert torch.equal(found[0], found[1])
         assert_same(plain, twin)
-    # A use without gradients counts until the next step ends; then the order is learnt again.
+    # The forward passes without gradients have changed the recorded order of groups; the next steps restore it.
     train(twin, optimizers[1], 2)
     before = offloading.stats().bytes_read
     train(twin, optimizers[1], 1)
@@ -319,7 +320,9 @@ def test_a_close_gives_the_optimizer_its_step_back(twins: Twins, *, in_backward:
 
 def test_a_step_that_has_begun_ends_after_a_close(twins: Twins) -> None:
     plain, twin, offloading = twins()
-    for one, optimizer in both(plain, twin, offloading, lambda model: optim.AdamW(model.parameters(), lr=1e-2)):
+    for one, optimizer in with_optimizers(
+        plain, twin, offloading, lambda model: optim.AdamW(model.parameters(), lr=1e-2)
+    ):
         for batch in batches(3):
             loss_of(one, batch).backward()  # type: ignore[no-untyped-call]
             if one is twin:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from deepnvme import errors, optim
+from deepnvme._utils.memory_order import MemoryOrder, is_dense, is_dense_order
 
 Reorder = Callable[[torch.Tensor], torch.Tensor]
 
@@ -349,3 +350,18 @@ def test_a_gradient_on_disk_is_assigned_or_refused(tmp_path: Path) -> None:
         optimizer.step()
     for param, value in zip(params, values, strict=True):
         assert torch.equal(param, value)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (torch.empty(2, 3), True),
+        (torch.empty(3, 2).T, True),
+        (torch.empty(2, 0), True),
+        (torch.empty(4, 3)[::2], False),
+        (torch.empty(1, 3).expand(2, 3), False),
+    ],
+)
+def test_a_dense_tensor_has_neither_gaps_nor_overlaps(tensor: torch.Tensor, *, expected: bool) -> None:
+    assert is_dense(tensor) == expected
+    assert is_dense_order(MemoryOrder.of(tensor.shape, tensor.stride())) == expected

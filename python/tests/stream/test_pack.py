@@ -138,7 +138,7 @@ def test_a_dry_run_reports_the_result_and_leaves_nothing(folder: Path, tmp_path:
     assert forecast["disk_gb_s"] > 0
     assert forecast["packed_bytes"] <= forecast["bytes"]
     assert list(tmp_path.iterdir()) == []
-    gains = "lossless" in forecast["forms"]
+    gains = "lossless" in forecast["encodings"]
     assert forecast["packed_gb_s"] >= forecast["now_gb_s"] * (1.02 if gains else 0.99), (
         "packing is chosen where it gains"
     )

@@ -8,7 +8,7 @@ use deepnvme_codec::quant::Code;
 use deepnvme_io::{Config, Engine};
 use deepnvme_perf::Result;
 use deepnvme_perf::measure::Phase;
-use deepnvme_stream::pack::{EncodingMode, Estimate, Packed, Packer};
+use deepnvme_stream::pack::{EncodingMode, Estimate, PackOutcome, Packer};
 use serde::Serialize;
 
 use super::checkpoint::with_progress;
@@ -21,7 +21,7 @@ use crate::show;
 #[derive(Serialize)]
 struct PackReport<'a> {
     estimate: &'a Estimate,
-    packed: Option<&'a Packed>,
+    packed: Option<&'a PackOutcome>,
     seconds: f64,
 }
 

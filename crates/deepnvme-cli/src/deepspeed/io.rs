@@ -210,7 +210,7 @@ impl DsIoOptions {
 /// Runs it; `print` gets the lines before the metrics.
 ///
 /// # Errors
-/// `Usage` with DeepSpeed's list of errors, `Interrupted`, or a refusal of the machine.
+/// `Usage` with DeepSpeed's list of errors, `Failed`, an error of the engine, or `Interrupted`.
 pub fn run(
     options: &DsIoOptions,
     launcher: &Launcher,

@@ -66,7 +66,7 @@ pub(crate) fn sweep_config(path: &Path, base: SearchSpace) -> Result<SearchSpace
 /// Runs the sweep, and returns the summary that DeepSpeed's tool prints at its end.
 ///
 /// # Errors
-/// `Usage`, `Interrupted`, or a refusal of the machine. Logs that were written stay.
+/// `Usage`, `Failed`, an error of the engine, or `Interrupted`. Logs that were written stay.
 pub fn run(
     options: &DsTuneOptions,
     observer: &mut dyn Observer,

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use deepnvme_io::display;
 use deepnvme_perf::units::{bytes_text, gb};
-use deepnvme_stream::pack::{Estimate, LeftOut, Packed};
+use deepnvme_stream::pack::{Estimate, LeftOut, PackOutcome};
 
 /// Maximum lines about omitted files.
 const OMITTED_SHOWN_MAX: usize = 20;
@@ -29,10 +29,10 @@ fn in_one_unit(from: u64, to: u64) -> (String, String) {
 
 /// Draws the estimate of the gain.
 pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
-    let Estimate { forms, bytes, packed_bytes, layers, file_ranges, threads, .. } = estimate;
+    let Estimate { encodings, bytes, packed_bytes, layers, file_ranges, threads, .. } = estimate;
     let fraction = |some: u64| some as f64 / (*bytes).max(1) as f64;
     let mut out = String::new();
-    for (name, share) in forms {
+    for (name, share) in encodings {
         let (from, to) = in_one_unit(share.bytes, share.packed_bytes);
         let ratio = share.packed_bytes as f64 / share.bytes.max(1) as f64;
         let _ = writeln!(out, "{name:<9} {:>5} tensors, {from} become about {to} ({ratio:.3})", share.tensors);
@@ -63,8 +63,8 @@ pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
 }
 
 /// Draws the result of packing.
-pub(crate) fn draw_packed(packed: &Packed, estimate: &Estimate, seconds: f64) -> String {
-    let Packed { file, bytes, tensors, encoded, copied, left_out } = packed;
+pub(crate) fn draw_packed(packed: &PackOutcome, estimate: &Estimate, seconds: f64) -> String {
+    let PackOutcome { file, bytes, tensors, encoded, copied, left_out } = packed;
     let ratio = *bytes as f64 / estimate.bytes.max(1) as f64;
     let mut out = format!(
         "{}: {tensors} tensors, {encoded} of them encoded, {} ({ratio:.3} of the original), {:.2} GB/s; {copied} other files\n",

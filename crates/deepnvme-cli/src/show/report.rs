@@ -166,8 +166,8 @@ fn draw_folder(folder: &FolderReport, has_gpu: bool, line: &mut impl FnMut(&str,
         let way = gds.reads.filter(|_| gds.mode == "direct").map_or("", direct_way);
         line("", &format!("GPUDirect Storage: {}{way}{why}", gds.mode));
     }
-    if let Some(path) = &folder.routes.gpu_path {
-        line("", &format!("to and from GPUs through bounce buffers: {}", path.reason));
+    if let Some(route) = &folder.routes.gpu_route {
+        line("", &format!("to and from GPUs through bounce buffers: {}", route.reason));
     }
     if let Some(device) = &folder.device {
         draw_device(device, 0, line);

@@ -47,7 +47,7 @@ fn draw_folders(result: &FolderResult, outcome: &TuneOutcome, out: &mut String) 
     let memory = outcome.gpu.map_or_else(String::new, |index| format!(", {}", memory_text(index)));
     let _ = writeln!(out, "{}, {} in each trial{memory}", names.join(" + "), bytes_text(outcome.io_bytes));
     if let Some(gds) = &result.gds {
-        let route = if gds.route == "cufile" { "with cuFile" } else { "through bounce buffers" };
+        let route = if gds.kind == "cufile" { "with cuFile" } else { "through bounce buffers" };
         let _ =
             writeln!(out, "{route}{}", gds.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}")));
     }

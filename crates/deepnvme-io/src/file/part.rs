@@ -182,7 +182,7 @@ impl Part {
 
     /// Registers the file with cuFile, once. The error is the reason why cuFile refuses the file, or has refused a
     /// transfer.
-    pub(crate) fn check_gds(&self, gds: &Gds) -> Result<(), String> {
+    pub(crate) fn prepare_gds(&self, gds: &Gds) -> Result<(), String> {
         if let Some(reason) = self.gds_refusal.get() {
             return Err(reason.clone());
         }

@@ -146,8 +146,8 @@ impl BlockPlan {
         block
     }
 
-    /// Returns the range from a block's start to the end of its run of neighbours, at most `bytes_max` long unless the
-    /// block is longer.
+    /// Returns the range from a block's start to the end of its extent, at most `bytes_max` long unless the block is
+    /// longer.
     #[must_use]
     pub fn rest_of_extent(&self, block: &Block, bytes_max: u64) -> Range<u64> {
         let at = self.extents.partition_point(|extent| extent.segments.start <= block.segments.start) - 1;
@@ -155,7 +155,8 @@ impl BlockPlan {
         start..self.extents[at].range().end.min(start.saturating_add(bytes_max)).max(end)
     }
 
-    /// Returns a read block as it is if its bytes come from the page cache: not widened.
+    /// Returns a read block with its bytes to come from the page cache: not widened, and into the caller's memory if
+    /// that takes few pieces.
     #[must_use]
     pub fn through_cache(&self, block: Block) -> Block {
         let io = block.range.clone();

@@ -11,7 +11,7 @@ use crate::split::{Block, Route};
 use crate::stats::WorkerStats;
 use crate::sync::lock;
 
-/// Whether GPU transfers use cuFile.
+/// cuFile, and whether GPU transfers use it.
 #[derive(Clone, Debug)]
 pub(crate) struct GdsSetup {
     pub(crate) gds: Arc<Gds>,
@@ -40,10 +40,10 @@ impl GdsRoute {
     }
 
     /// Registers the file of a block with cuFile. Returns the reason if the block cannot take this route.
-    pub(super) fn check(&self, guard: &WorkGuard, block: &Block) -> Result<(), String> {
+    pub(super) fn prepare(&self, guard: &WorkGuard, block: &Block) -> Result<(), String> {
         let Some(setup) = &self.setup else { return Err("this engine was created with gds=\"disabled\"".into()) };
         let file = guard.request().file(block);
-        file.part_at(block.io.start).0.check_gds(&setup.gds)
+        file.part_at(block.io.start).0.prepare_gds(&setup.gds)
     }
 
     /// Records why a block does not use cuFile. Fails if cuFile is required.
@@ -55,15 +55,14 @@ impl GdsRoute {
         Ok(())
     }
 
-    /// Splits a block that cuFile does not take into the size of bounce buffers, and queues the parts to go through
-    /// these.
+    /// Splits a block that cuFile does not take into blocks of the size of bounce buffers, and queues these.
     pub(super) fn queue_for_bounce(&mut self, guard: WorkGuard, block: &Block, buffer_bytes: usize) {
         let starts = (block.range.start..block.range.end).step_by(buffer_bytes);
         let guards = guard.split((block.range.end - block.range.start).div_ceil(buffer_bytes as u64));
         for (guard, start) in guards.into_iter().zip(starts) {
             let range = start..(start + buffer_bytes as u64).min(block.range.end);
-            let part = Block { io: range.clone(), range, route: Route::Bounce, ..block.clone() };
-            self.refused.push_back((guard, part));
+            let smaller = Block { io: range.clone(), range, route: Route::Bounce, ..block.clone() };
+            self.refused.push_back((guard, smaller));
         }
     }
 }

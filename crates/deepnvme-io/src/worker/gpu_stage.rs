@@ -14,7 +14,7 @@ use crate::sync::lock;
 use crate::trace::Tracer;
 
 /// A block whose bytes are being copied from or to a GPU.
-pub(super) enum CopiedBlock {
+pub(super) enum CopyingBlock {
     /// A write. Its op is submitted once its bounce buffer is full.
     Write(InFlightOp),
     /// A read. It is done once its bounce buffer is copied.
@@ -27,13 +27,13 @@ pub(super) struct GpuStage {
     // GPU may access it. Created for the first block that needs it.
     copier: Option<AsyncCopier>,
     /// By the numbers of their copies.
-    blocks: HashMap<u64, CopiedBlock>,
+    blocks: HashMap<u64, CopyingBlock>,
     gpus: Arc<EngineGpus>,
     /// Whether the bounce buffers were offered to the GPU driver for registration.
     is_arena_registered: bool,
 }
 
-impl CopiedBlock {
+impl CopyingBlock {
     fn block(&self) -> &InFlightOp {
         match self {
             Self::Write(block) => block,
@@ -79,16 +79,16 @@ impl GpuStage {
     /// driver refuses.
     pub(super) fn start(
         &mut self,
-        copied: CopiedBlock,
+        copying: CopyingBlock,
         slices: Vec<GpuSlice>,
         bounce: &BouncePool,
         accounts: &Accounts,
     ) {
-        match self.submit(copied.block(), slices, bounce, accounts) {
+        match self.submit(copying.block(), slices, bounce, accounts) {
             Ok(number) => {
-                self.blocks.insert(number, copied);
+                self.blocks.insert(number, copying);
             }
-            Err(error) => copied.fail(error),
+            Err(error) => copying.fail(error),
         }
     }
 
@@ -129,7 +129,7 @@ impl GpuStage {
     }
 
     /// Removes the block of a completed copy.
-    pub(super) fn remove(&mut self, number: u64) -> Option<CopiedBlock> {
+    pub(super) fn remove(&mut self, number: u64) -> Option<CopyingBlock> {
         self.blocks.remove(&number)
     }
 
@@ -144,6 +144,6 @@ impl GpuStage {
     pub(super) fn into_blocks(self) -> impl Iterator<Item = InFlightOp> {
         let Self { copier, blocks, .. } = self;
         drop(copier);
-        blocks.into_values().map(CopiedBlock::into_block)
+        blocks.into_values().map(CopyingBlock::into_block)
     }
 }

@@ -54,7 +54,8 @@ fn a_wake_ends_a_wait_early() {
     on_each(4, SubmitMode::Batch, |backend| {
         let mut completions = Vec::new();
         let waker = backend.waker();
-        // Before the wait, twice, and from another thread during it. Also with `min` above the ops in flight.
+        // Wakes before the wait, then wakes from another thread during it. The waits are also for more ops than are in
+        // flight.
         waker.wake();
         waker.wake();
         backend.reap(1, &mut completions).unwrap();

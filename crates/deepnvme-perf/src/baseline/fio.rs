@@ -45,7 +45,7 @@ impl Fio {
     /// Makes the files and fills them with fio. `backend` and `is_direct` are the choices of our engine.
     ///
     /// # Errors
-    /// fio is not installed or does not support the workload, `Interrupted`, or a refusal of the machine.
+    /// `Usage` if fio is not installed or does not support the workload, `Failed`, or `Interrupted`.
     pub fn prepare(
         workload: Workload,
         backend: BackendKind,

@@ -103,7 +103,7 @@ pub struct ToolResult {
 /// Runs the benchmark. All its files are removed, also on failure.
 ///
 /// # Errors
-/// `Usage` for options that make no sense, `Interrupted`, or a refusal of the machine.
+/// `Usage` for options that make no sense, `Failed`, an error of the engine, or `Interrupted`.
 pub fn run(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Observer) -> Result<BenchOutcome> {
     check(options)?;
     let gpu = options.workload.place.gpu.map(gpu::find).transpose()?;

@@ -43,8 +43,8 @@ pub struct Routes {
     pub direct: Option<DirectReport>,
     /// Support for GPUDirect Storage.
     pub gds: Option<GdsReport>,
-    /// The route between this folder and a GPU; `None` without a GPU.
-    pub gpu_path: Option<GpuPath>,
+    /// The route between this folder and a GPU by default; `None` without a GPU.
+    pub gpu_route: Option<DefaultGpuRoute>,
 }
 
 /// Support for direct I/O.
@@ -60,10 +60,10 @@ pub struct DirectReport {
     pub reason: Option<String>,
 }
 
-/// The mode of cuFile for a folder.
+/// Support for GPUDirect Storage.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
 pub struct GdsReport {
-    /// `direct`, `compatibility` or `none`.
+    /// The mode of cuFile for the folder: `direct`, `compatibility` or `none`.
     pub mode: &'static str,
     /// Why not a better mode.
     pub reason: Option<String>,
@@ -71,7 +71,7 @@ pub struct GdsReport {
     pub reads: Option<GdsReads>,
 }
 
-/// The ways of reads, by cuFile's statistics.
+/// Reads by the way that they took, as cuFile counts them.
 #[derive(Clone, Copy, Debug, Serialize, PartialEq, Eq)]
 pub struct GdsReads {
     /// Directly, through the kernel module nvidia-fs.
@@ -82,11 +82,11 @@ pub struct GdsReads {
     pub posix: u64,
 }
 
-/// The route between a folder and a GPU.
+/// The route between a folder and a GPU in an engine with the default settings.
 #[derive(Clone, Debug, Serialize, PartialEq, Eq)]
-pub struct GpuPath {
+pub struct DefaultGpuRoute {
     /// `bounce`: through bounce buffers in host memory.
-    pub route: &'static str,
+    pub kind: &'static str,
     /// Why not a shorter route.
     pub reason: String,
 }
@@ -125,7 +125,8 @@ impl FolderReport {
             total_bytes: space.as_ref().map_or(0, |space| space.f_blocks * space.f_frsize),
             free_bytes: space.as_ref().map_or(0, |space| space.f_bavail * space.f_frsize),
             is_writable,
-            routes: Routes { direct, gds: None, gpu_path: None },
+            // `Report::gather`, which knows the GPUs, adds the others.
+            routes: Routes { direct, gds: None, gpu_route: None },
             device,
         }
     }

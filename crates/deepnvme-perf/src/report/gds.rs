@@ -15,7 +15,7 @@ use deepnvme_io::backend::gds::obstacle;
 use deepnvme_io::gpu::{GdsAccess, GdsTrial, TransferCounts};
 use deepnvme_io::{Access, DirectMode, TensorFile, start_thread};
 
-pub use super::folder::{GdsReads, GdsReport, GpuPath};
+pub use super::folder::{DefaultGpuRoute, GdsReads, GdsReport};
 use super::{FolderReport, GpuReport};
 
 /// Bytes of the trial.
@@ -121,13 +121,13 @@ fn mode_by_rules(folder: &FolderReport, gpu: &GpuReport) -> GdsReport {
 
 /// Returns the default route to a GPU for a folder with this mode.
 #[must_use]
-pub fn path(mode: &GdsReport, gpu: &GpuReport) -> Option<GpuPath> {
+pub fn route(mode: &GdsReport, gpu: &GpuReport) -> Option<DefaultGpuRoute> {
     let reason = match mode.mode {
         "direct" => "the default; with gds=\"preferred\" cuFile transfers without host memory here",
         "compatibility" => "cuFile would use host memory as well",
         _ => "no cuFile",
     };
-    (!gpu.cuda_devices.is_empty()).then(|| GpuPath { route: "bounce", reason: reason.into() })
+    (!gpu.cuda_devices.is_empty()).then(|| DefaultGpuRoute { kind: "bounce", reason: reason.into() })
 }
 
 #[cfg(test)]
@@ -155,10 +155,10 @@ mod tests {
     fn the_default_route_is_the_bounce_buffer_and_has_a_reason() {
         let facts = GpuFacts { index: 0, name: "GPU".into(), memory_bytes: 1, pci_bus_id: "0000:01:00.0".into() };
         let gpu = GpuReport { cuda_devices: vec![CudaDevice { facts, numa_node: None }], ..GpuReport::default() };
-        let reason = |mode| path(&GdsReport { mode, reason: None, reads: None }, &gpu).unwrap().reason;
+        let reason = |mode| route(&GdsReport { mode, reason: None, reads: None }, &gpu).unwrap().reason;
         assert!(reason("direct").contains("gds=\"preferred\""));
         assert!(reason("compatibility").contains("host memory as well") && reason("none").contains("no cuFile"));
-        assert_eq!(path(&GdsReport { mode: "direct", reason: None, reads: None }, &GpuReport::default()), None);
+        assert_eq!(route(&GdsReport { mode: "direct", reason: None, reads: None }, &GpuReport::default()), None);
         assert_eq!(
             mode(&FolderReport::default(), &gpu).reason.as_deref().map(|why| why.contains("libcufile")),
             Some(true)

@@ -38,7 +38,7 @@ pub mod system;
 pub use backends::BackendReport;
 pub use device::BlockDevice;
 pub use findings::{Finding, Severity};
-pub use folder::{DirectReport, FolderReport, GdsReads, GdsReport, GpuPath, Routes};
+pub use folder::{DefaultGpuRoute, DirectReport, FolderReport, GdsReads, GdsReport, Routes};
 pub use gpu::{CudaDevice, GpuReport};
 pub use mounts::Mount;
 pub use packages::Package;
@@ -108,7 +108,7 @@ impl Report {
         for folder in &mut folders {
             if folder.error.is_none() {
                 let mode = gds::mode(folder, &gpu);
-                folder.routes.gpu_path = gds::path(&mode, &gpu);
+                folder.routes.gpu_route = gds::route(&mode, &gpu);
                 folder.routes.gds = Some(mode);
             }
         }

@@ -11,7 +11,7 @@ use crate::bench::summary::{self, Ratio, Summary};
 use crate::error::Result;
 use crate::measure::{Benchmark, Direction, Observer, Phase, Runner, Sample};
 
-/// Rounds of each.
+/// Counted rounds of each of the two settings.
 pub const ROUNDS: usize = 7;
 
 /// The outcome of a comparison.
@@ -46,7 +46,7 @@ pub struct FolderComparison {
 /// direction.
 ///
 /// # Errors
-/// A refusal of the machine, or `Interrupted`.
+/// `Failed`, an error of the engine, or `Interrupted`.
 pub fn run(
     options: &TuneOptions,
     settings: &Path,

@@ -25,7 +25,7 @@ pub use space::SearchSpace;
 /// Searches. All files are removed, also on failure. An interrupted search returns the best settings so far.
 ///
 /// # Errors
-/// `Usage` for options that make no sense, a refusal of the machine, or `Interrupted` before the first result.
+/// `Usage` for options that make no sense, `Failed`, an error of the engine, or `Interrupted` before the first result.
 pub fn run(options: &TuneOptions, observer: &mut dyn Observer) -> Result<TuneOutcome> {
     options.check()?;
     let space = options.space.clone().unwrap_or_else(|| default_space(options));

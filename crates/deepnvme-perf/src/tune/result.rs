@@ -49,7 +49,7 @@ pub struct FolderResult {
 #[derive(Clone, Debug, Serialize)]
 pub struct GpuRoute {
     /// `cufile`, or `bounce`: through bounce buffers in host memory.
-    pub route: &'static str,
+    pub kind: &'static str,
     /// The reason why cuFile is not used.
     pub reason: Option<String>,
 }

@@ -30,7 +30,7 @@ pub(super) fn search_folders(
     let mut runner = Runner::prepare(workload(options, folders.clone()), observer)?;
     let gds = options.gds.then(|| route(&runner));
     let space = match &gds {
-        Some(gpu) if gpu.route == "cufile" => {
+        Some(gpu) if gpu.kind == "cufile" => {
             let given = options.space.clone().map(|space| SearchSpace { gds: DirectMode::Preferred, ..space });
             &given.unwrap_or_else(|| SearchSpace::of_cufile(cpus()))
         }
@@ -168,9 +168,9 @@ impl Observer for BudgetProgress<'_> {
 fn route(runner: &Runner) -> GpuRoute {
     let stats = runner.engine().stats();
     match stats.gds_reason {
-        None if stats.bytes_gds > 0 => GpuRoute { route: "cufile", reason: None },
+        None if stats.bytes_gds > 0 => GpuRoute { kind: "cufile", reason: None },
         reason => {
-            GpuRoute { route: "bounce", reason: reason.or_else(|| Some("the trials are too small for cuFile".into())) }
+            GpuRoute { kind: "bounce", reason: reason.or_else(|| Some("the trials are too small for cuFile".into())) }
         }
     }
 }

@@ -135,7 +135,7 @@ impl Context {
         simulated::enter(MAIN_WORLD, Arc::new(self.world.clone()));
     }
 
-    /// Returns random numbers for a purpose.
+    /// Returns random numbers for a purpose: any number that the scenario uses once.
     #[must_use]
     pub fn rng(&self, purpose: u64) -> Rng {
         Rng::keyed(self.seed, &[SCENARIO_KEY, purpose])

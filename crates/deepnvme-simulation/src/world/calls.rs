@@ -26,6 +26,7 @@ const CACHED_PER_MILLE: u32 = 300;
 /// Attempts to take a held lock before the world gives up.
 const LOCK_ATTEMPTS_MAX: u32 = 100_000;
 
+// `step` takes a turn of the scheduler. `fallible` does too, and may fail the call with the errno that it gets.
 impl Calls for World {
     fn open(&self, path: &Path, flags: OFlags, mode: u32) -> Result<OwnedFd, Errno> {
         let mut state = self.fallible("open", &(path, flags), Errno::IO)?;
@@ -36,7 +37,7 @@ impl Calls for World {
             Some(inode) => inode,
             None if flags.contains(OFlags::CREATE) => {
                 state.before_change();
-                let is_foreign = !state.is_tested();
+                let is_foreign = !state.caller_is_under_test();
                 let disk = state.tree.disk_of(place.folder);
                 let inode = state.tree.make(Node::File(Default::default()), disk, mode & !UMASK, is_foreign)?;
                 state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
@@ -66,7 +67,7 @@ impl Calls for World {
             return Err(Errno::OPNOTSUPP);
         }
         let disk = state.tree.disk_of(inode);
-        let is_foreign = !state.is_tested();
+        let is_foreign = !state.caller_is_under_test();
         let file = state.tree.make(Node::File(Default::default()), disk, 0o600, is_foreign)?;
         state.descriptor(file, OFlags::RDWR)
     }
@@ -119,7 +120,7 @@ impl Calls for World {
         state.check_ownership(Some(inode), "removes", None);
         state.before_change();
         state.tree.set_names(place.folder, vec![(place.name, None)]);
-        state.renamed();
+        state.names_changed();
         Ok(())
     }
 
@@ -131,7 +132,7 @@ impl Calls for World {
         }
         state.before_change();
         let disk = state.tree.disk_of(place.folder);
-        let is_foreign = !state.is_tested();
+        let is_foreign = !state.caller_is_under_test();
         let inode = state.tree.make(Node::Folder(Default::default()), disk, mode & !UMASK, is_foreign)?;
         state.tree.set_names(place.folder, vec![(place.name, Some(inode))]);
         Ok(())
@@ -342,12 +343,8 @@ impl World {
         } else {
             state.tree.set_names(target.folder, vec![(target.name, Some(inode))]);
             state.tree.set_names(source.folder, vec![(source.name, None)]);
-            // The new name is the one that counts.
-            if let Ok(place) = state.tree.find(to, false) {
-                state.tree.entry_mut(inode)?.at = Some((place.folder, place.name));
-            }
         }
-        state.renamed();
+        state.names_changed();
         Ok(())
     }
 }

@@ -254,8 +254,8 @@ impl WorldState {
     }
 
     /// Records a rename or removal. Planned faults may move to a few steps after it.
-    pub(crate) fn renamed(&mut self) {
-        if !self.is_tested() {
+    pub(crate) fn names_changed(&mut self) {
+        if !self.caller_is_under_test() {
             return;
         }
         self.changes_by_renaming = Some(self.changes);
@@ -286,7 +286,7 @@ impl WorldState {
 
     /// Returns whether the seed makes this call fail.
     pub(crate) fn fails(&mut self) -> bool {
-        if !self.is_tested() {
+        if !self.caller_is_under_test() {
             return false;
         }
         self.calls += 1;
@@ -296,7 +296,7 @@ impl WorldState {
 
     /// Returns whether the caller cannot read this file, now and from now on.
     pub(crate) fn is_unreadable(&mut self, inode: Inode) -> bool {
-        if !self.is_tested() {
+        if !self.caller_is_under_test() {
             return false;
         }
         match &mut self.unreadable {
@@ -316,7 +316,7 @@ impl WorldState {
     }
 
     /// Returns whether the caller is code under test.
-    pub(crate) fn is_tested(&self) -> bool {
+    pub(crate) fn caller_is_under_test(&self) -> bool {
         (1..FIRST_USER).contains(&thread::process())
     }
 
@@ -324,7 +324,7 @@ impl WorldState {
     pub(crate) fn check_ownership(&mut self, inode: Option<Inode>, action: &str, may_replace: Option<&Path>) {
         let Some(inode) = inode else { return };
         let is_foreign = self.tree.entry(inode).is_ok_and(|entry| entry.is_foreign);
-        if !self.is_tested() || !is_foreign {
+        if !self.caller_is_under_test() || !is_foreign {
             return;
         }
         let path = self.tree.path_of(inode).unwrap_or_default();

@@ -33,7 +33,7 @@ const SCRATCH_NAME: &str = ".deepnvme-pack-speed";
 
 /// The tensors with one encoding.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize)]
-pub struct FormTotals {
+pub struct EncodingTotals {
     /// Number of tensors.
     pub tensors: usize,
     /// Their bytes in the old files.
@@ -46,7 +46,7 @@ pub struct FormTotals {
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Estimate {
     /// Tensors by encoding: `keep`, `cast`, `lossless`, `int8`, `fp8`.
-    pub forms: BTreeMap<&'static str, FormTotals>,
+    pub encodings: BTreeMap<&'static str, EncodingTotals>,
     /// Bytes of all tensors in the old files.
     pub bytes: u64,
     /// Estimated bytes in the new file.
@@ -173,7 +173,7 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: EncodingMode, speeds: &
     let decode = sample.decoded_bytes_s();
     let is_fast = mode != EncodingMode::Auto || decode.is_some_and(|decode| is_hidden(decode, speeds.disk));
     let mut estimate = Estimate {
-        forms: BTreeMap::new(),
+        encodings: BTreeMap::new(),
         bytes: 0,
         packed_bytes: 0,
         layers: 0,
@@ -191,8 +191,8 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: EncodingMode, speeds: &
         let is_worth = !encoding.is_encoded() || (ratio < WORTH && is_fast);
         let (encoding, packed) =
             if is_worth { (encoding, (tensor.bytes as f64 * ratio) as u64) } else { (Encoding::Keep, tensor.bytes) };
-        let totals = estimate.forms.entry(name_of(&encoding)).or_default();
-        *totals = FormTotals {
+        let totals = estimate.encodings.entry(name_of(&encoding)).or_default();
+        *totals = EncodingTotals {
             tensors: totals.tensors + 1,
             bytes: totals.bytes + tensor.bytes,
             packed_bytes: totals.packed_bytes + packed,

@@ -34,7 +34,7 @@ mod write;
 
 pub use container::{METADATA_KEY, PackedTensor, tensors};
 pub use encoding::EncodingMode;
-pub use estimate::{Estimate, FormTotals};
+pub use estimate::{EncodingTotals, Estimate};
 pub use folder::LeftOut;
 
 use folder::NewFolder;
@@ -42,7 +42,7 @@ use model::Model;
 
 /// The name of a file with encoded tensors.
 pub const PACKED_NAME: &str = "packed.safetensors";
-/// The name of a file without.
+/// The name of a file without encoded tensors.
 pub const PLAIN_NAME: &str = "model.safetensors";
 
 /// Options of packing.
@@ -54,9 +54,9 @@ pub struct PackOptions {
     pub disks: Vec<PathBuf>,
 }
 
-/// The result of packing.
+/// The outcome of a run of `pack`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Packed {
+pub struct PackOutcome {
     /// The weights file, or its stripe manifest.
     pub file: PathBuf,
     /// Bytes of the weights file.
@@ -111,7 +111,7 @@ impl Packer {
     /// # Errors
     /// `Io`; `Format` if a tensor cannot be encoded; `Damaged` if a source file does not match its checksums; `Changed`
     /// if one was written to meanwhile; `Interrupted`. After an error nothing of the new folder remains.
-    pub fn run(mut self, progress: &Progress) -> Result<Packed> {
+    pub fn run(mut self, progress: &Progress) -> Result<PackOutcome> {
         self.model.verify(&self.engine, progress)?;
         let encodings = &self.plan.encodings;
         let encoded = encodings.iter().filter(|encoding| encoding.is_encoded()).count();
@@ -122,7 +122,7 @@ impl Packer {
     }
 
     /// Fills the new folder, and gives it its name.
-    fn fill(&self, mut folder: NewFolder, encoded: usize, progress: &Progress) -> Result<Packed> {
+    fn fill(&self, mut folder: NewFolder, encoded: usize, progress: &Progress) -> Result<PackOutcome> {
         let encodings = &self.plan.encodings;
         let copied = match &self.folder {
             Some(old) => folder.copy_others(old, &self.model, self.options.mode)?,
@@ -134,7 +134,7 @@ impl Packer {
         let bytes = write::write(&job, new)?;
         self.model.check_unchanged()?;
         let file = folder.commit()?;
-        Ok(Packed { file, bytes, tensors: encodings.len(), encoded, copied, left_out })
+        Ok(PackOutcome { file, bytes, tensors: encodings.len(), encoded, copied, left_out })
     }
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._checkpoint.dcp.pieces import pieces
-from deepnvme._checkpoint.filled_memory import compare
+from deepnvme._checkpoint.shared_targets import compare
 from deepnvme._utils.capture import relaxed_capture_for
 
 if TYPE_CHECKING:

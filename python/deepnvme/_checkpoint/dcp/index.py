@@ -29,10 +29,11 @@ SHARD_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-f]{32}\.safetensors")
 
 # Dtypes by torch's names. No other attribute of the module is looked up.
 _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-# The limits of archives.
+# As in deepnvme-format, for archives.
 _DIMS_MAX = 64
 _DEPTH_MAX = 500
-# Chunks that are compared with each other, and all comparisons of that kind. Chunks of a grid need hardly any.
+# Groups of at most `_PAIRED_MAX` chunks are compared pair by pair; larger ones are split first. A tensor is
+# refused if larger groups of it cannot be split and take more than `_PAIRS_MAX` comparisons. Grids need hardly any.
 _PAIRED_MAX = 8
 _PAIRS_MAX = 2_000_000
 
@@ -78,8 +79,10 @@ def decode(encoded: Any) -> Metadata:
     entries: dict[str, Any] = {}
     locations: dict[MetadataIndex, ItemLocation] = {}
     version, listed = _field(encoded, "version"), _field(encoded, "entries")
-    if version != _VERSION:
-        msg = f"version {version!r} needs a later deepnvme; upgrade"
+    if type(version) is not int or version < _VERSION:
+        raise _damaged(f"there is no version {version!r}")
+    if version > _VERSION:
+        msg = f"version {version} needs a later deepnvme; upgrade"
         raise ValueError(msg)
     for name, entry in _items(listed, "entries"):
         if "bytes" in dict(_items(entry, name)):
@@ -96,15 +99,17 @@ def decode(encoded: Any) -> Metadata:
 def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocation]) -> TensorStorageMetadata:
     """Decode a tensor's metadata, and record where its chunks are."""
     dtype, requires_grad = _DTYPES.get(str(_field(entry, "dtype"))), _field(entry, "requires_grad")
-    if dtype is None or not isinstance(requires_grad, bool):
+    if dtype is None:
         raise _damaged(f"{name} has the dtype torch.{entry['dtype']}, which does not exist")
+    if not isinstance(requires_grad, bool):
+        raise _damaged(f"requires_grad of {name} is not true or false")
     size = _counts(name, _field(entry, "size"))
     chunks = []
     for chunk in _list(name, _field(entry, "chunks")):
         offsets, sizes, location = _list(name, chunk, 3)
         offsets, sizes = _counts(name, offsets), _counts(name, sizes)
         is_within = len(offsets) == len(sizes) == len(size) and all(
-            first + count <= whole for first, count, whole in zip(offsets, sizes, size, strict=True)
+            offset + length <= total for offset, length, total in zip(offsets, sizes, size, strict=True)
         )
         if not is_within or MetadataIndex(name, offsets) in locations:
             raise _damaged(f"a chunk of {name} is out of bounds, or listed twice")
@@ -159,10 +164,10 @@ def _share_elements(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> b
 
 
 def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:
-    """Decode the path of an entry. Each list item has an entry, so no index exceeds their number."""
+    """Decode the path of an entry. Each list item has an entry, so no list index reaches the number of entries."""
     parts = _list(name, path)
-    is_way = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
-    if not parts or not is_way or len(parts) > _DEPTH_MAX:
+    is_path = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
+    if not parts or not is_path or len(parts) > _DEPTH_MAX:
         raise _damaged(f"the path of {name} is invalid")
     return tuple(parts)
 
@@ -196,8 +201,10 @@ def _counts(name: str, encoded: Any) -> list[int]:
 
 def _location_of(encoded: Any) -> ItemLocation:
     file, tensor = _list("the location of an entry", encoded, 2)
-    if type(file) is not str or type(tensor) is not str or not SHARD_NAME.fullmatch(file):
+    if type(file) is not str or not SHARD_NAME.fullmatch(file):
         raise _damaged(f"{file!r} is not a file of this folder")
+    if type(tensor) is not str:
+        raise _damaged(f"{tensor!r} is not the name of a tensor")
     return ItemLocation(file, tensor)
 
 

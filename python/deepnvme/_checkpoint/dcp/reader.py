@@ -20,7 +20,7 @@ from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
 from deepnvme._checkpoint.dcp.keys import OwnKeys, element
 from deepnvme._checkpoint.dcp.objects import repickle_safely
 from deepnvme._checkpoint.dcp.shard import Shard
-from deepnvme._checkpoint.filled_memory import FilledMemory
+from deepnvme._checkpoint.shared_targets import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
@@ -147,18 +147,18 @@ class DeepnvmeReader(StorageReader):
         for item in plan.items:
             self._check_kind(item, wanted)
             by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
-        filled = FilledMemory()
+        overlaps = TargetOverlaps()
         shards, finishes, copies = [], [], []
         for name, items in by_file.items():
             shard = Shard(self._folder.path / name, self._engine, self._verify, self._fingerprints.get(name))
             shards.append(shard)
             for item in items:
-                requested = self._request(shard, item, planner, filled)
+                requested = self._request(shard, item, planner, overlaps)
                 if isinstance(requested, ItemCopy):
                     copies.append(requested)
                 else:
                     finishes.append(requested)
-        filled.check(str(self._folder.path))
+        overlaps.check(str(self._folder.path))
         self._transfer(shards)
         for finish in finishes:
             finish()
@@ -192,7 +192,7 @@ class DeepnvmeReader(StorageReader):
             raise CorruptFileError(msg)
 
     def _request(
-        self, shard: Shard, item: ReadItem, planner: LoadPlanner, filled: FilledMemory
+        self, shard: Shard, item: ReadItem, planner: LoadPlanner, overlaps: TargetOverlaps
     ) -> Callable[[], None] | ItemCopy:
         """Request an item from a shard, and return what to do once its bytes are there; or a copy to request later."""
         name = self._locations[item.storage_index].tensor
@@ -211,7 +211,7 @@ class DeepnvmeReader(StorageReader):
             shard.raise_mismatch(name, f"has the shape {shape}, which is smaller than deepnvme.json says")
         _check_cast(f"{shard.path}: {name}", dtype, target.dtype)
         is_plain = target.device.type == "cpu" and target.dtype == dtype and not (target.is_conj() or target.is_neg())
-        earlier = filled.add(item.dest_index.fqn, target, item) if target.numel() else None
+        earlier = overlaps.add(item.dest_index.fqn, target, item) if target.numel() else None
         if lengths[1:] == list(shape[1:]) and is_plain and earlier is None:
             # Rows are contiguous in the file.
             start = starts[0] * math.prod(shape[1:]) * dtype.itemsize if shape else 0

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
-from deepnvme._checkpoint.background_save import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.signal_safe_event import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme.errors import InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:

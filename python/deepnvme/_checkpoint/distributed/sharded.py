@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.background_save import SignalSafeEvent
 from deepnvme._checkpoint.checkpoint import SHARDS_LIST
 from deepnvme._checkpoint.dcp.plans import ComparingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
@@ -17,6 +16,7 @@ from deepnvme._checkpoint.plain_values import empty_containers
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.tensor_names import refuse_empty
 from deepnvme._deepnvme import _crc64, _NewFolder
+from deepnvme._utils.signal_safe_event import SignalSafeEvent
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import start_write
-from deepnvme._utils import strides
+from deepnvme._utils import memory_order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +42,7 @@ class TensorLayout:
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains each of its bytes once without gaps, in any order of dimensions."""
     is_plain = tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_quantized
-    return is_plain and strides.is_dense(tensor)
+    return is_plain and memory_order.is_dense(tensor)
 
 
 def plan_layout(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorLayout], int]:

@@ -18,6 +18,14 @@ fn make(target: &Path) -> Result<()> {
     folder.commit()
 }
 
+/// Abandons a private folder as a killed process does. Returns its path.
+fn abandon(folder: PrivateFolder) -> PathBuf {
+    let path = folder.path().to_path_buf();
+    fs::unlock(folder.folder.as_fd()).unwrap();
+    std::mem::forget(folder);
+    path
+}
+
 #[test]
 fn a_folder_appears_as_a_whole() {
     let above = tempfile::tempdir().unwrap();
@@ -82,9 +90,7 @@ fn what_somebody_put_into_a_leftover_folder_stays() {
     let (own, foreign) = (folder.add(Path::new("own")).unwrap(), folder.path().join("foreign"));
     std::fs::write(&own, "own").unwrap();
     std::fs::write(&foreign, "foreign").unwrap();
-    fs::unlock(folder.folder.as_fd()).unwrap();
-    let private = folder.path().to_path_buf();
-    std::mem::forget(folder);
+    let private = abandon(folder);
     // Planted names in the form of private folders.
     let planted = above.path().join(".model.deepnvme-tmp-12-0-0123456789abcdef");
     std::fs::create_dir(&planted).unwrap();
@@ -110,7 +116,7 @@ fn names_that_lead_out_are_refused() {
 }
 
 #[test]
-fn lists_of_killed_folders_that_were_changed_remove_nothing_elsewhere() {
+fn changed_lists_of_leftover_folders_remove_nothing_elsewhere() {
     let mut random = fastrand::Rng::with_seed(20);
     let above = tempfile::tempdir().unwrap();
     let (target, outside) = (above.path().join("model"), above.path().join("outside"));
@@ -144,8 +150,7 @@ fn lists_of_killed_folders_that_were_changed_remove_nothing_elsewhere() {
         }
         let path = folder.path().to_path_buf();
         std::fs::write(path.join(CONTENTS), &list).unwrap();
-        fs::unlock(folder.folder.as_fd()).unwrap();
-        std::mem::forget(folder);
+        abandon(folder);
         remove_leftover_folders(&target);
         let shown = String::from_utf8_lossy(&list);
         assert_eq!(std::fs::read(outside.join("foreign")).ok().as_deref(), Some(&b"foreign"[..]), "{shown}");

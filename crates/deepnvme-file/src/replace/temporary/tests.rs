@@ -57,7 +57,7 @@ fn a_temporary_is_removed_from_a_folder_that_was_renamed() {
 }
 
 #[test]
-fn without_files_that_have_no_name_the_names_prove_the_same() {
+fn names_prove_the_file_without_o_tmpfile() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("file");
     let (path, file, identity) = named(folder.path(), &prefix(&target)).unwrap();

@@ -1,6 +1,6 @@
 //! Handles completions of ops and of GPU copies.
 
-use super::super::gpu_stage::CopiedBlock;
+use super::super::gpu_stage::CopyingBlock;
 use super::super::in_flight::{CompletedBlock, InFlightOp, Task};
 use super::super::outcome::Outcome;
 use super::IoLoop;
@@ -106,7 +106,8 @@ impl<B: Backend> IoLoop<B> {
         self.complete_block(token, error)
     }
 
-    /// Queues a block that cuFile has refused for bounce buffers. Later blocks of the same file follow it.
+    /// Queues a block that cuFile has refused, to go through bounce buffers. Later blocks of the same file go there at
+    /// once.
     fn fall_back_to_bounce(&mut self, token: Token, reason: Option<String>) -> Result<()> {
         let Some(entry) = self.in_flight.remove(token) else { return Ok(()) };
         let reason = reason.unwrap_or_else(|| "cuFile has refused a transfer".into());
@@ -150,7 +151,7 @@ impl<B: Backend> IoLoop<B> {
         if let Some(mut completed) = self.bounce.completed_reads.pop_front() {
             match completed.block.copy_to_caller() {
                 Ok(slices) if slices.is_empty() => self.end_block(completed),
-                Ok(slices) => self.copy(CopiedBlock::Read(completed), slices),
+                Ok(slices) => self.copy(CopyingBlock::Read(completed), slices),
                 Err(error) => completed.block.guard.end(Err(error)),
             }
         }
@@ -164,8 +165,8 @@ impl<B: Backend> IoLoop<B> {
         for (number, result) in completed {
             let Some(block) = self.gpu.remove(number) else { continue };
             match (result, block) {
-                (Ok(()), CopiedBlock::Write(block)) => self.submit_block(block)?,
-                (Ok(()), CopiedBlock::Read(completed)) => self.end_block(completed),
+                (Ok(()), CopyingBlock::Write(block)) => self.submit_block(block)?,
+                (Ok(()), CopyingBlock::Read(completed)) => self.end_block(completed),
                 (Err(error), block) => block.fail(error),
             }
         }

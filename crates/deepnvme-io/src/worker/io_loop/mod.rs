@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::accounts::Accounts;
 use super::bounce::{BouncePool, BounceSetup};
 use super::gds::{GdsRoute, GdsSetup};
-use super::gpu_stage::{CopiedBlock, GpuStage};
+use super::gpu_stage::{CopyingBlock, GpuStage};
 use super::in_flight::{InFlightOp, InFlightTable};
 use super::window::Window;
 use crate::backend::Backend;
@@ -125,7 +125,7 @@ impl<B: Backend> IoLoop<B> {
     pub(crate) fn start_block(&mut self, guard: WorkGuard, index: u64) -> Result<Option<WorkGuard>> {
         let block = guard.request().plan.block(index);
         if block.route == Route::Gds
-            && let Err(reason) = self.gds.check(&guard, &block)
+            && let Err(reason) = self.gds.prepare(&guard, &block)
         {
             match self.gds.fall_back(&reason, &self.accounts.stats) {
                 Ok(()) => {
@@ -184,7 +184,7 @@ impl<B: Backend> IoLoop<B> {
         let mut block = InFlightOp::block(guard, block, buffer);
         match block.fill_buffer() {
             Ok(slices) if slices.is_empty() => self.submit_block(block)?,
-            Ok(slices) => self.copy(CopiedBlock::Write(block), slices),
+            Ok(slices) => self.copy(CopyingBlock::Write(block), slices),
             Err(error) => block.guard.end(Err(error)),
         }
         Ok(None)
@@ -209,8 +209,8 @@ impl<B: Backend> IoLoop<B> {
     }
 
     /// Starts to copy the slices of a block that belong to GPU memory.
-    pub(super) fn copy(&mut self, copied: CopiedBlock, slices: Vec<GpuSlice>) {
-        self.gpu.start(copied, slices, &self.bounce, &self.accounts);
+    pub(super) fn copy(&mut self, copying: CopyingBlock, slices: Vec<GpuSlice>) {
+        self.gpu.start(copying, slices, &self.bounce, &self.accounts);
     }
 
     pub(super) fn submit(&mut self, mut op: Op) -> Result<()> {
@@ -254,9 +254,9 @@ impl<B: Backend> IoLoop<B> {
         let Self { backend, gpu, mut in_flight, bounce, gds, .. } = self;
         gds.refused.into_iter().for_each(|(guard, _)| guard.end(Err(error.clone())));
         drop(backend);
-        let copied = gpu.into_blocks();
+        let copying = gpu.into_blocks();
         let completed = bounce.completed_reads.into_iter().map(|completed| completed.block);
-        for op in in_flight.drain().into_iter().chain(completed).chain(copied) {
+        for op in in_flight.drain().into_iter().chain(completed).chain(copying) {
             op.guard.end(Err(error.clone()));
         }
     }

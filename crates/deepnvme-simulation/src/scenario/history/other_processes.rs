@@ -7,17 +7,21 @@ use std::sync::Arc;
 use deepnvme_checkpoint::history::{MANIFEST, Manifest, is_checkpoint};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::op::Errno;
-use deepnvme_simulation_runtime::thread;
+use deepnvme_simulation_runtime::thread::{self, ProcessId};
 
 use super::scenario::{Scenario, lock};
 use crate::scenario::context::Context;
 use crate::scenario::payload;
 use crate::world::FIRST_USER;
 
+const READER: ProcessId = FIRST_USER + 1;
+const BAD_SECTOR_INJECTOR: ProcessId = FIRST_USER + 2;
+const CHECKPOINT_MOVER: ProcessId = FIRST_USER + 3;
+
 /// Reads the manifest now and then: it is whole at any moment.
 pub(super) fn reader(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
-    context.process(FIRST_USER + 1, move |context| {
+    context.process(READER, move |context| {
         let mut rng = context.rng(2);
         for _ in 0..rng.within(1..5) {
             for _ in 0..rng.below(40) {
@@ -41,7 +45,7 @@ pub(super) fn reader(context: &Context, scenario: &Arc<Scenario>) -> thread::Joi
 /// Injects bad sectors into the manifest, temporarily.
 pub(super) fn bad_sector_injector(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
-    context.process(FIRST_USER + 2, move |context| {
+    context.process(BAD_SECTOR_INJECTOR, move |context| {
         let mut rng = context.rng(6);
         for _ in 0..rng.within(1..6) {
             (0..rng.below(150)).for_each(|_| thread::yield_now());
@@ -52,11 +56,11 @@ pub(super) fn bad_sector_injector(context: &Context, scenario: &Arc<Scenario>) -
     })
 }
 
-/// Moves checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user's archive. Some
-/// are edited in place meanwhile.
+/// Moves checkpoints out of the folder, and back after a while: a disk that was not mounted, or a user who keeps them
+/// elsewhere. Some are edited in place meanwhile.
 pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
-    context.process(FIRST_USER + 3, move |context| {
+    context.process(CHECKPOINT_MOVER, move |context| {
         let mut rng = context.rng(8);
         for _ in 0..rng.within(1..30) {
             (0..rng.below(60)).for_each(|_| thread::yield_now());

@@ -14,7 +14,7 @@ from zipfile import ZipFile
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers", reason="transformers is not installed: make test-hosts")
+pytest.importorskip("transformers", reason="transformers is not installed: make test-frameworks")
 
 import torch
 from safetensors import safe_open
@@ -206,7 +206,7 @@ def train(mode: str, folder: Path, resume: str = "") -> int:
 
 
 def test_trainer(tmp_path: Path) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed: make test-hosts")
+    pytest.importorskip("accelerate", reason="accelerate is not installed: make test-frameworks")
     written = train("ours", tmp_path / "ours")
     train("stock", tmp_path / "stock")
     names = sorted(path.name for path in (tmp_path / "stock" / "checkpoint-4").iterdir())

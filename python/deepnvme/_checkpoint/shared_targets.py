@@ -1,4 +1,4 @@
-"""Memory that a load fills. Tensors that are read at once must not share any."""
+"""Refuses targets of a load that share memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme.errors import InvalidArgumentError
 
 
-class FilledMemory:
+class TargetOverlaps:
     """The targets of a load. Call ``check`` once all are known, before the first byte changes."""
 
     def __init__(self, plain: _PlainTargets | None = None) -> None:
@@ -43,7 +43,10 @@ class FilledMemory:
 
 
 def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
-    """Refuse a source that differs from what the target holds. Bytes are compared: NaN equals itself."""
+    """Refuse a source that differs from the bytes that an earlier source has put into the same target.
+
+    NaN equals itself.
+    """
     target = target.detach()
     with relaxed_capture_for(target.device):
         expected, found = torch.empty_like(target, device="cpu").copy_(source), target.cpu()
@@ -51,5 +54,5 @@ def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
         tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in (found, expected)
     )
     if not torch.equal(first, second):
-        msg = f"{what} shares its memory with another tensor, and the file has different values for the two"
-        raise InvalidArgumentError(f"{msg}; give each a tensor of its own (they hold the values of the other now)")
+        msg = f"{what} shares its memory with another tensor, and the file has different values for the two; give each"
+        raise InvalidArgumentError(f"{msg} a tensor of its own (the memory now holds the other tensor's values)")

@@ -19,12 +19,12 @@ from . import zero_jobs
 from .build_deepspeed_ops import path_with_ninja
 
 pytest.importorskip("torch")
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make test-hosts")
-if "DEEPNVME_TEST_HOSTS" not in os.environ:
-    pytest.skip("real training runs take minutes: make test-hosts", allow_module_level=True)
+pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make test-frameworks")
+if "DEEPNVME_TEST_FRAMEWORKS" not in os.environ:
+    pytest.skip("real training runs take minutes: make test-frameworks", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("zero_program.py")
-# Built by `make test-hosts`. Tests never compile.
+# Built by `make test-frameworks`. Tests never compile.
 OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
 SECONDS_MAX = 3600
 # This project's own pages, read once, since they may be edited while the tests run.
@@ -40,7 +40,8 @@ def is_built(op: str) -> bool:
 # DeepSpeed's own Adam if it could be built; the same for both ops.
 ADAM = {} if is_built("cpu_adam") else {"torch_adam": True}
 needs_their_op = pytest.mark.skipif(
-    not is_built("async_io"), reason="DeepSpeed's own async_io is not built (make test-hosts: needs g++, libaio-dev)"
+    not is_built("async_io"),
+    reason="DeepSpeed's own async_io is not built (make test-frameworks: needs g++, libaio-dev)",
 )
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers", reason="transformers is not installed: make test-hosts")
-pytest.importorskip("accelerate", reason="accelerate is not installed: make test-hosts")
+pytest.importorskip("transformers", reason="transformers is not installed: make test-frameworks")
+pytest.importorskip("accelerate", reason="accelerate is not installed: make test-frameworks")
 
 import accelerate
 import torch

@@ -1,4 +1,4 @@
-"""Compile DeepSpeed's own ops into this environment, once, for `make test-hosts`. Failures are named."""
+"""Compile DeepSpeed's own ops into this environment, once, for `make test-frameworks`. Failures are named."""
 
 from __future__ import annotations
 

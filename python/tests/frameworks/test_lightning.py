@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("lightning", reason="lightning is not installed: make test-hosts")
+pytest.importorskip("lightning", reason="lightning is not installed: make test-frameworks")
 
 import torch
 
@@ -28,7 +28,7 @@ PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 @pytest.fixture(params=PACKAGES)
 def pl(request: pytest.FixtureRequest) -> Any:
     logging.getLogger(request.param).setLevel(logging.ERROR)
-    return pytest.importorskip(request.param, reason=f"{request.param} is not installed: make test-hosts")
+    return pytest.importorskip(request.param, reason=f"{request.param} is not installed: make test-frameworks")
 
 
 def module_of(pl: Any, **hparams: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Memory layout of tensors."""
+"""The order of tensors' elements in memory."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class MemoryOrder(NamedTuple):
     def of(cls, shape: Sequence[int], stride: Sequence[int]) -> MemoryOrder:
         """Return the order of a tensor with this shape and these strides."""
         is_empty = 0 in shape
-        counts = [0 if is_empty or size == 1 else step for size, step in zip(shape, stride, strict=True)]
-        return cls(tuple(shape), tuple(counts))
+        steps = [0 if is_empty or size == 1 else step for size, step in zip(shape, stride, strict=True)]
+        return cls(tuple(shape), tuple(steps))
 
     @property
     def is_row_major(self) -> bool:
@@ -29,21 +29,23 @@ class MemoryOrder(NamedTuple):
         return self == MemoryOrder.of(self.shape, row_major(self.shape))
 
     def view(self, flat: torch.Tensor) -> torch.Tensor:
-        """View elements that are flat in this order as a tensor."""
+        """View a flat tensor, whose elements are in this order, with its shape."""
         return flat.as_strided(self.shape, self.stride)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has neither gaps nor overlaps, in any order of dimensions."""
+    """Whether a tensor has neither gaps nor overlaps, in any order of dimensions. An empty one has none."""
     return _is_dense(tensor.shape, tensor.stride())
 
 
 def is_dense_order(order: MemoryOrder) -> bool:
     """Whether a dense tensor can have this order."""
-    return 0 in order.shape or _is_dense(order.shape, order.stride)
+    return _is_dense(order.shape, order.stride)
 
 
 def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    if 0 in shape:
+        return True
     expected = 1
     for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1 and stride != expected:
