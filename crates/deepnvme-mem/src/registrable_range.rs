@@ -1,5 +1,7 @@
 //! Memory to register.
 
+use std::ops::Range;
+
 use crate::device::Device;
 use crate::raw_memory::RawMemory;
 use crate::region::Region;
@@ -15,34 +17,16 @@ pub struct RegistrableRange {
 }
 
 impl RegistrableRange {
-    /// Returns the address of the first byte.
+    /// Returns the addresses of the bytes.
     #[must_use]
-    pub fn addr(&self) -> usize {
-        self.raw.addr()
+    pub fn addresses(&self) -> Range<usize> {
+        self.raw.addr()..self.raw.addr() + self.raw.len()
     }
 
-    /// Returns the number of bytes.
+    /// Returns whether the kernel can pin it: contiguous host memory of at least a byte.
     #[must_use]
-    pub fn len(&self) -> usize {
-        self.raw.len()
-    }
-
-    /// Returns whether the range is empty.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Returns the device of the memory.
-    #[must_use]
-    pub fn device(&self) -> Device {
-        self.raw.device()
-    }
-
-    /// Returns whether the bytes are contiguous.
-    #[must_use]
-    pub fn is_contiguous(&self) -> bool {
-        self.raw.is_contiguous()
+    pub fn is_pinnable(&self) -> bool {
+        self.raw.device() == Device::Host && self.raw.is_contiguous() && self.raw.len() > 0
     }
 }
 

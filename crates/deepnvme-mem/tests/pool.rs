@@ -15,13 +15,13 @@ use deepnvme_mem::{Pool, Region, RegionMut};
 fn slots_are_adjacent_and_page_aligned() {
     let pool = Pool::new(5000, 3, false).unwrap();
     assert_eq!((pool.slots(), pool.slot_bytes(), pool.bound_bytes(), pool.free_slots()), (3, 5000, 3 * 8192, 3));
-    let arena = pool.arena();
-    assert_eq!((arena.addr() % 4096, arena.len()), (0, pool.bound_bytes()));
+    let arena = pool.arena().addresses();
+    assert_eq!((arena.start % 4096, arena.len()), (0, pool.bound_bytes()));
     let slots: Vec<_> = std::iter::from_fn(|| pool.try_take()).collect();
     assert_eq!(slots.len(), 3);
     for slot in &slots {
         assert_eq!((slot.len(), slot.is_empty()), (5000, false));
-        assert_eq!(slot.region().addr(), arena.addr() + slot.index() * 8192);
+        assert_eq!(slot.region().addr(), arena.start + slot.index() * 8192);
     }
     assert_eq!(slots.iter().map(|slot| slot.index()).collect::<HashSet<_>>().len(), 3);
     assert_eq!(pool.free_slots(), 0);
@@ -121,7 +121,7 @@ fn slots_outlive_their_pool() {
     region.copy_to_slice((1 << 16) - 3, &mut bytes);
     assert_eq!(bytes, [5; 3]);
     drop(region);
-    assert_eq!(arena.len(), 2 << 16);
+    assert_eq!(arena.addresses().len(), 2 << 16);
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn an_empty_pool_has_no_slots() {
     let pool = Pool::new(4096, 0, true).unwrap();
     assert_eq!((pool.slots(), pool.free_slots(), pool.bound_bytes()), (0, 0, 0));
     assert!(pool.try_take().is_none() && pool.take_timeout(Duration::from_millis(1)).is_none());
-    assert!(pool.arena().is_empty());
+    assert!(pool.arena().addresses().is_empty());
 }
 
 #[test]

@@ -2,7 +2,6 @@
 #![cfg(simulated)]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "these are tests")]
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -253,15 +252,10 @@ fn entry(name: &str, step: u64, text: &str, parts: Vec<Part>) -> ManifestEntry {
         file: name.to_owned(),
         step,
         nbytes: text.len() as u64,
-        time: "now".into(),
-        index_offset: 0,
         index_nbytes: text.len() as u64,
         index_crc64: crc64(text),
-        torch: String::new(),
-        deepnvme: String::new(),
-        written_ns: None,
         parts,
-        pending: BTreeMap::new(),
+        ..ManifestEntry::default()
     }
 }
 

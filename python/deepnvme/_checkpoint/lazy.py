@@ -176,18 +176,11 @@ class LazyUnpickler(SafeUnpickler):
         super().__init__(path, limits)
         self._device = device
 
-    def tensor(  # noqa: PLR0917 (Rust calls it)
-        self,
-        storage: Any,
-        dtype: str,
-        offset: int,
-        shape: tuple[int, ...],
-        strides: tuple[int, ...],
-        requires_grad: bool,
-    ) -> torch.Tensor:
+    def tensor(self, storage: Any, dtype: str, offset: int, shape: Any, strides: Any, *rest: Any) -> torch.Tensor:
+        """Make a tensor of a storage that is read on first use."""
 
         def read() -> torch.Tensor:
-            return SafeUnpickler.tensor(self, storage.read(), dtype, offset, shape, strides, requires_grad)
+            return SafeUnpickler.tensor(self, storage.read(), dtype, offset, shape, strides, *rest)
 
         if _is_quantised(getattr(torch, dtype)):
             return read()

@@ -39,7 +39,7 @@ _GROUP_BYTES = 64 << 20
 _NAMED_MAX = 5
 
 
-def fill(request: LoadRequest, into: Mapping[str, Any], cast: bool) -> Mapping[str, Any]:
+def fill(request: LoadRequest, into: Any, cast: bool) -> Any:
     """Fill each tensor of ``into`` with the tensor of its name."""
     targets = _targets(request, into)
     # Most states are flat dicts of tensors.

@@ -34,7 +34,7 @@ pub struct Part {
 }
 
 /// One checkpoint.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ManifestEntry {
     /// The file, the list of parts, or the folder.

@@ -22,15 +22,9 @@ fn entry(file: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
         file: file.into(),
         step,
         nbytes: bytes.len() as u64,
-        time: "now".into(),
-        index_offset: 0,
         index_nbytes: bytes.len() as u64,
         index_crc64: format!("{crc64:016x}"),
-        torch: "2".into(),
-        deepnvme: "1".into(),
-        written_ns: None,
-        parts: Vec::new(),
-        pending: BTreeMap::new(),
+        ..ManifestEntry::default()
     }
 }
 

@@ -90,9 +90,9 @@ impl Gpu for CudaGpu {
     }
 
     fn register(&self, arena: &RegistrableRange) -> Result<Box<dyn Registration>> {
-        let owner = Box::new(arena.clone());
+        let (addresses, owner) = (arena.addresses(), Box::new(arena.clone()));
         // SAFETY: the memory stays valid for as long as a clone of its range lives.
-        let made = unsafe { cuda::HostRegistration::new(&self.0, arena.addr(), arena.len(), owner) };
+        let made = unsafe { cuda::HostRegistration::new(&self.0, addresses.start, addresses.len(), owner) };
         Ok(Box::new(converted(made)?))
     }
 }

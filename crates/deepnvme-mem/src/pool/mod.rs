@@ -90,9 +90,7 @@ impl Pool {
     /// larger than the slot.
     #[must_use]
     pub fn divide(&self, slot: Slot, part_bytes: usize) -> Self {
-        let arena = self.arena();
-        let is_own = (arena.addr()..arena.addr() + arena.len()).contains(&slot.region().addr());
-        assert!(is_own, "a slot of another pool is not divided");
+        assert!(self.arena().addresses().contains(&slot.region().addr()), "a slot of another pool is not divided");
         let count = slot.len().checked_div(part_bytes).unwrap_or(0);
         let is_aligned = part_bytes.is_multiple_of(Alignment::PAGE.bytes() as usize);
         assert!(is_aligned && count > 0, "a slot of {} bytes is not divided into parts of {part_bytes}", slot.len());

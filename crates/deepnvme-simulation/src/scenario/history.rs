@@ -3,7 +3,6 @@
 mod other_processes;
 mod scenario;
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -240,15 +239,10 @@ fn entry(name: &str, step: u64, bytes: &[u8]) -> ManifestEntry {
         file: name.into(),
         step,
         nbytes: bytes.len() as u64,
-        time: "now".into(),
         index_offset: index,
         index_nbytes: INDEX_BYTES,
         index_crc64: format!("{:016x}", hasher.finish().crc64),
-        torch: String::new(),
-        deepnvme: String::new(),
-        written_ns: None,
-        parts: Vec::new(),
-        pending: BTreeMap::new(),
+        ..ManifestEntry::default()
     }
 }
 

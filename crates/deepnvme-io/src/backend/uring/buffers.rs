@@ -4,7 +4,7 @@
 //! `RLIMIT_MEMLOCK`, memory that cannot be pinned) is not an error: the ops then use plain addresses.
 #![allow(unsafe_code)]
 
-use deepnvme_mem::{Device, RegistrableRange};
+use deepnvme_mem::RegistrableRange;
 use io_uring::Submitter;
 use smallvec::SmallVec;
 
@@ -66,15 +66,15 @@ impl BufferTable {
             self.registered[known].uses += 1;
             return true;
         }
-        let parts = memory.len().div_ceil(self.entry_bytes);
-        let pinnable = memory.device() == Device::Host && memory.is_contiguous() && !memory.is_empty();
-        if !pinnable || parts > self.free.len() || self.overlaps(memory) {
+        let addresses = memory.addresses();
+        let parts = addresses.len().div_ceil(self.entry_bytes);
+        if !memory.is_pinnable() || parts > self.free.len() || self.overlaps(memory) {
             return false;
         }
         let mut registered = Registered { memory: memory.clone(), uses: 1, entries: SmallVec::new() };
         for part in 0..parts {
-            let start = memory.addr() + part * self.entry_bytes;
-            let end = (start + self.entry_bytes).min(memory.addr() + memory.len());
+            let start = addresses.start + part * self.entry_bytes;
+            let end = (start + self.entry_bytes).min(addresses.end);
             let Some(entry) = self.free.pop() else { break };
             if !update(submitter, entry, start, end - start) {
                 self.free.push(entry);
@@ -109,13 +109,12 @@ impl BufferTable {
     }
 
     fn position(&self, memory: &RegistrableRange) -> Option<usize> {
-        let is_same = |known: &Registered| known.memory.addr() == memory.addr() && known.memory.len() == memory.len();
-        self.registered.iter().position(is_same)
+        self.registered.iter().position(|known| known.memory.addresses() == memory.addresses())
     }
 
     fn overlaps(&self, memory: &RegistrableRange) -> bool {
-        let (start, end) = (memory.addr(), memory.addr() + memory.len());
-        self.ranges.iter().any(|range| range.start < end && start < range.end)
+        let addresses = memory.addresses();
+        self.ranges.iter().any(|range| range.start < addresses.end && addresses.start < range.end)
     }
 
     fn release(&mut self, submitter: &Submitter<'_>, registered: &Registered) {
@@ -142,7 +141,7 @@ fn update(submitter: &Submitter<'_>, entry: u16, addr: usize, len: usize) -> boo
 mod tests {
     use std::sync::Arc;
 
-    use deepnvme_mem::{Buffer, Region};
+    use deepnvme_mem::{Buffer, Device, Region};
     use io_uring::IoUring;
 
     use super::*;
