@@ -73,8 +73,6 @@ class Checkpoint:
         written_ns: the latest modification time of its files after the save, in nanoseconds since 1970. A file
             with a later one is kept when the checkpoint is retired. ``None`` for parts, which have their own.
 
-    Attributes:
-
     Example:
         >>> checkpointer = deepnvme.Checkpointer("checkpoints")
         >>> checkpointer.save(7, {"weight": torch.ones(3)})

@@ -19,8 +19,6 @@ class CheckpointerStats:
         stall_s: seconds that ``save``, and the optimizers of ``overlap``, blocked training.
         write_s: seconds from each call of ``save`` until its file got its name, summed up.
 
-    Attributes:
-
     Example:
         >>> checkpointer = deepnvme.Checkpointer("checkpoints")
         >>> checkpointer.save(1, {"weight": torch.ones(3)})

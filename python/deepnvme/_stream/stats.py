@@ -87,8 +87,6 @@ class StreamStats(Step):
         row_hits: rows and experts that were in memory.
         row_waits: rows and experts that had to be read.
 
-    Attributes:
-
     Example:
         >>> layers = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
         >>> size = deepnvme.save(layers.state_dict(), "layers.safetensors")

@@ -29,8 +29,6 @@ class SwapStats:
         stored_bytes: bytes of the swap files that belong to tensors.
         file_bytes: bytes of the swap files.
 
-    Attributes:
-
     Example:
         >>> with deepnvme.Swapper(".", memory="1MB") as swapper:
         ...     swapper.put("weight", torch.ones(3))
