@@ -3,7 +3,7 @@
 Every failed transfer raises an :class:`Error`, which is an :class:`OSError`. If Python has a class for the failure,
 the exception is an instance of that class as well: both ``except deepnvme.Error`` and ``except FileNotFoundError``
 catch a missing file. Before any I/O, an argument of the wrong type (a list as a path) raises :class:`TypeError`, a
-value outside its range, or a tensor that the call cannot use (a sparse one), :class:`InvalidArgumentError`, which is
+value outside its range, or a tensor that the call cannot use (a read-only one), :class:`InvalidArgumentError`, which is
 also a :class:`ValueError`.
 
 Example::

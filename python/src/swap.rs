@@ -14,6 +14,7 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
+use crate::once::intern;
 use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
 use crate::{default, error, memory, tensor_memory, torch};
@@ -275,14 +276,19 @@ pub(crate) struct BorrowScope {
     held: Mutex<Option<Py<PyBorrowed>>>,
     /// Label of a tensor that is created; `None` if it exists already.
     filled: Mutex<Option<String>>,
+    /// A tensor that several blocks may read.
+    lent: Mutex<Option<SharedTensor>>,
 }
+
+/// The key of a tensor that must not change, the tensor, and the number of its changes so far.
+type SharedTensor = (String, Py<PyAny>, i64);
 
 #[pymethods]
 impl BorrowScope {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
     fn new(_arguments: &Bound<'_, PyTuple>, _options: Option<&Bound<'_, PyDict>>) -> Self {
-        Self { held: Mutex::new(None), filled: Mutex::new(None) }
+        Self { held: Mutex::new(None), filled: Mutex::new(None), lent: Mutex::new(None) }
     }
 
     #[getter(_held)]
@@ -307,7 +313,13 @@ impl BorrowScope {
         *ignore_poison(self.filled.lock()) = filled;
     }
 
-    /// Complete a created item, unless the block raised, and return it.
+    #[setter(_lent)]
+    fn set_lent(&self, lent: Option<SharedTensor>) {
+        let before = std::mem::replace(&mut *ignore_poison(self.lent.lock()), lent);
+        drop(before);
+    }
+
+    /// Complete a created item, unless the block raised, and return it. Raise if the block changed a shared one.
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -323,7 +335,16 @@ impl BorrowScope {
             _ => Ok(()),
         };
         held.get().release(py);
-        committed
+        committed?;
+        let lent = ignore_poison(self.lent.lock()).take();
+        let Some((key, tensor, version)) = lent.filter(|_| kind.is_none()) else { return Ok(()) };
+        if tensor.bind(py).getattr(intern!(py, "_version"))?.extract::<i64>()? == version {
+            return Ok(());
+        }
+        Err(InvalidArgumentError::new_err(format!(
+            "{key:?} was changed while it was borrowed with shared=True; the change is in memory only, and will be \
+             lost: borrow it without shared to change it"
+        )))
     }
 
     fn _release(&self, py: Python<'_>) {

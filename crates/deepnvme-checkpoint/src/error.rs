@@ -5,6 +5,10 @@ use std::path::PathBuf;
 
 use deepnvme_io::display;
 
+/// A packed model, and the remedy, after "this is".
+pub(crate) const PACKED_MODEL: &str =
+    "a packed model, whose tensors are encoded: run it with deepnvme.stream, or load the model that was packed";
+
 /// The result of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 

@@ -174,6 +174,7 @@ class _Request:
         if reader.format != "safetensors":
             msg = f"{path}: this is a {reader.format} file, not safetensors; convert it with `deepnvme convert`"
             raise InvalidArgumentError(msg)
+        reader.refuse_packed()
         return reader
 
     def tensors(self, files: list[_SourceFile]) -> Iterator[tuple[str, torch.Tensor]]:

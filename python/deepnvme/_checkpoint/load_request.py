@@ -71,12 +71,14 @@ class LoadRequest:
             OSError: the file cannot be opened or read.
             CorruptFileError: the file is damaged, is no checkpoint, or lacks a tensor that its index lists.
             ChecksumError: its index differs from the checksum, or it is another file than the one its index means.
+            UnsupportedError: it is a packed model.
         """
         exact = headers != "trust"
         unless_covered = headers == "read_unless_verified" and self.verify != "off"
         reader = _CheckpointReader(file.path, self.engine, exact, file.names, unless_covered=unless_covered)
         if self.verify != "off":
             reader.check(file.fingerprint)
+        reader.refuse_packed()
         if reader.coverage == "stale":
             msg = f"{file.path}: its checksums were made for another file and copied into this one; they are ignored"
             warnings.warn(msg, stacklevel=2)

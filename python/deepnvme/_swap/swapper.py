@@ -179,8 +179,9 @@ class Swapper:
         """Borrow a tensor for a ``with`` block, without a copy.
 
         The block has exclusive access. The tensor is written back later, also if the block raises, unless
-        ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it, and nothing is written.
-        The view is invalid after the block: its memory is reused. Copy the values to keep.
+        ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it. It must not change:
+        nothing is written, and a block that changed it raises at its end. The view is invalid after the block: its
+        memory is reused. Copy the values to keep.
 
         Args:
             key: key of the tensor.
@@ -194,12 +195,13 @@ class Swapper:
             OSError: it cannot be read, or tensors cannot be written to make room.
             CorruptFileError: with checksums, the bytes differ from those that were written.
             RuntimeError: this thread holds the tensors that it would wait for.
-            ValueError: it was attached, and can only be borrowed shared.
+            ValueError: it was attached, and can only be borrowed shared; or a shared block has changed it.
         """
         return Borrowed(
             key,
             lambda: self._swapper.borrow(key, not shared),
             lambda held: view_tensor(self._memory, held, *parse_label(held.label)),
+            is_shared=shared,
         )
 
     def prefetch(self, keys: Iterable[str]) -> None:

@@ -41,8 +41,10 @@ class Borrowed(_BorrowScope):
         hold: Callable[[], _Borrowed],
         view: Callable[[_Borrowed], torch.Tensor],
         filled: str | None = None,
+        *,
+        is_shared: bool = False,
     ) -> None:
-        self._key, self._hold, self._view = key, hold, view
+        self._key, self._hold, self._view, self._is_shared = key, hold, view, is_shared
         # Label of a tensor that is created; None if it exists already.
         self._filled = filled
 
@@ -51,10 +53,14 @@ class Borrowed(_BorrowScope):
             raise RuntimeError(f"{self._key!r} is already borrowed by this object; call borrow() again for another one")
         try:
             self._held = self._hold()
-            return self._view(self._held)
+            tensor = self._view(self._held)
+            # Tensors of inference mode do not count their changes.
+            if self._is_shared and not tensor.is_inference():
+                self._lent = (self._key, tensor, tensor._version)  # noqa: SLF001
         except BaseException:
             self.release()
             raise
+        return tensor
 
     def __getattr__(self, name: str) -> NoReturn:
         # For attributes of a tensor, by users who left out the block.

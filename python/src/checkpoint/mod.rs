@@ -9,6 +9,7 @@ use crate::error;
 mod build;
 mod file_tensor;
 mod history;
+mod lists;
 mod load;
 mod new_file;
 mod pickle;
@@ -20,7 +21,8 @@ mod shard;
 
 pub(crate) use build::HashCosts;
 pub(crate) use history::{_checkpoint_paths, NewFolder, PyHistory};
-pub(crate) use load::{_find_set, _list_state, _refuse_list_name, CheckpointReader, Loading};
+pub(crate) use lists::{_find_set, _list_state, _refuse_list_name};
+pub(crate) use load::{CheckpointReader, Loading};
 pub(crate) use new_file::NewFile;
 pub(crate) use pickle::{_check_pickle, _pickle_plain};
 pub(crate) use plain_targets::{DirectReads, PlainTargets};

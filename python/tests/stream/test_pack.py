@@ -20,6 +20,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._checkpoint.iterate import iterate_weights
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _run_command
 from deepnvme._stream.model_files import ModelFiles
 
@@ -129,6 +130,44 @@ def test_a_layer_is_one_range_and_stripes_are_one_file(folder: Path, tmp_path: P
     pack(folder, tmp_path / "other" / "packed", "--dtype", "keep", "--disks", *disks)
     for packed in (tmp_path / "packed", tmp_path / "other" / "packed"):
         assert streamed(packed).equal(logits(in_memory(folder)))
+
+
+def test_a_packed_model_is_not_read_as_raw_bytes(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    pack(folder, packed, "--dtype", "int8")
+    file = packed / "packed.safetensors"
+    for read in (
+        deepnvme.load,
+        lambda path: deepnvme.load(path, lazy=True),
+        lambda path: deepnvme.load(path, into={"a": torch.ones(1)}),
+        lambda path: deepnvme.load(path, device="meta"),
+        lambda path: list(iterate_weights([path])),
+    ):
+        with pytest.raises(errors.UnsupportedError, match=r"packed\.safetensors.*a packed model.*deepnvme\.stream"):
+            read(file)
+    for read in (deepnvme.load, lambda path: list(iterate_weights(path))):
+        with pytest.raises(errors.NotFoundError, match=r"a packed model.*deepnvme\.stream"):
+            read(packed)
+    command = [sys.executable, "-m", "deepnvme", "convert", str(file), str(tmp_path / "x.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, "a packed model" in done.stderr) == (1, True)
+    assert not (tmp_path / "x.safetensors").exists()
+
+
+def test_inspect_shows_the_tensors_of_a_packed_model(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "packed", "--dtype", "int8")
+
+    def tensors(path: Path) -> dict[str, Any]:
+        command = [sys.executable, "-m", "deepnvme", "inspect", str(path), "--json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+        return {tensor["name"]: tensor for file in json.loads(done.stdout) for tensor in file["tensors"]}
+
+    before, after = tensors(folder), tensors(tmp_path / "packed")
+    assert before.keys() == after.keys()
+    assert all((after[name][key] == before[name][key]) for name in before for key in ("dtype", "shape"))
+    packed = [name for name in after if after[name]["is_packed"]]
+    assert packed
+    assert all(after[name]["bytes"] < before[name]["bytes"] for name in packed)
 
 
 def test_a_dry_run_reports_the_result_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:

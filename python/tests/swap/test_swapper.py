@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme.errors import ClosedError
+from deepnvme.errors import ClosedError, InvalidArgumentError
 
 from .bits import bits
 
@@ -289,3 +289,23 @@ def test_closed(swapper: Make) -> None:
         with pytest.raises(ClosedError):
             call()
     mine.close()
+
+
+@pytest.mark.parametrize(
+    "change", [lambda t: t.add_(1), lambda t: t[1:].zero_(), lambda t: t.view(torch.int32).fill_(3)]
+)
+def test_a_change_in_a_shared_block_raises_at_its_end(swapper: Make, change: Callable[[torch.Tensor], object]) -> None:
+    mine = swapper()
+    mine.put("a", torch.ones(100))
+    with pytest.raises(InvalidArgumentError, match='"a" was changed while it was borrowed with shared=True'):  # noqa: SIM117
+        with mine.borrow("a", shared=True) as tensor, torch.no_grad():
+            change(tensor)
+    # The item is returned: a block of its own may change it.
+    with mine.borrow("a") as tensor:
+        tensor.fill_(2)
+    with mine.borrow("a", shared=True) as tensor, torch.inference_mode():
+        assert tensor.sum() == 200
+    # The block's own error comes first.
+    with pytest.raises(ZeroDivisionError), mine.borrow("a", shared=True) as tensor:
+        tensor.fill_(3)
+        _ = 1 / 0

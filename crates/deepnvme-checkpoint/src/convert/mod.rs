@@ -58,6 +58,7 @@ pub fn convert(
         open_all(&named, |file| {
             let mut reader = file.open(&opening)?;
             reader.check_metadata()?;
+            reader.refuse_packed()?;
             let all: Vec<usize> = (0..reader.extents().len()).collect();
             reader.resolve(&opening, &all)?;
             Ok((Arc::new(reader), file.names.clone()))

@@ -12,11 +12,13 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
 
 use super::Reader;
-use crate::error::{Error, Result};
+use crate::error::{Error, PACKED_MODEL, Result};
 use crate::history::MANIFEST;
 
 /// Suffix of an index's name.
 pub const INDEX_SUFFIX: &str = ".index.json";
+/// The name of a model whose tensors are packed.
+pub const PACKED_NAME: &str = "packed.safetensors";
 /// The name of the file list of a distributed checkpoint.
 pub const SHARDS_LIST: &str = "deepnvme.json";
 /// Maximum size of an index.
@@ -351,6 +353,12 @@ fn no_model(folder: &Path) -> Error {
              deepnvme.Checkpointer(...).restore(into=...)"
         );
         return IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into();
+    }
+    if [PACKED_NAME.to_owned(), format!("{PACKED_NAME}{MANIFEST_SUFFIX}")]
+        .iter()
+        .any(|name| !fs::is_absent(&folder.join(name)))
+    {
+        return IoError::new(ErrorKind::NotFound, "open", format!("this is {PACKED_MODEL}")).at_path(folder).into();
     }
     // The folder of a `Checkpointer`, which keeps several checkpoints.
     let remedy = match fs::exists(&folder.join(MANIFEST)) {

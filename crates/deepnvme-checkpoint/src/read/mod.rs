@@ -20,7 +20,7 @@ use deepnvme_io::fs::Stat;
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Engine, ReadItem, TensorFile};
 
-use crate::error::{DamagedPart, Error, Result};
+use crate::error::{DamagedPart, Error, PACKED_MODEL, Result};
 use extent::{header_bytes_min, header_of, own_header_bytes};
 use file_checksums::FileChecksums;
 
@@ -37,8 +37,8 @@ mod verify;
 pub use extent::Extent;
 pub use file_checksums::Coverage;
 pub use folder::{
-    CheckpointFile, FileList, FileSet, INDEX_SUFFIX, SHARDS_LIST, find_model, find_set, find_shards, open_all,
-    open_all_of, refuse_list_name, retry_if_replaced,
+    CheckpointFile, FileList, FileSet, INDEX_SUFFIX, PACKED_NAME, SHARDS_LIST, find_model, find_set, find_shards,
+    open_all, open_all_of, refuse_list_name, retry_if_replaced,
 };
 pub use load_buffer::{BufferedExtent, LoadBuffer};
 pub use loading::{Loading, REQUEST_BYTES};
@@ -173,6 +173,19 @@ impl Reader {
     /// `Damaged`, or `Format` if the checksums themselves are damaged.
     pub fn check_metadata(&self) -> Result<()> {
         self.checksums.refused.clone().map_or(Ok(()), Err)
+    }
+
+    /// Refuses a packed model, whose tensors would be read as encoded bytes.
+    ///
+    /// # Errors
+    /// `Format` with `Unsupported`.
+    pub fn refuse_packed(&self) -> Result<()> {
+        match &self.metadata {
+            FileMetadata::Safetensors { header } if header.is_packed() => {
+                Err(Error::format(&self.path, FormatError::Unsupported(format!("this is {PACKED_MODEL}"))))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns the CRC-64/NVME of the file's index: the header of a safetensors file, or an archive from its sidecar

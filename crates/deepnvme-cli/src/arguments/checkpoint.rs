@@ -54,7 +54,7 @@ omitted and listed.")]
 pub(crate) struct ConvertArguments {
     /// Torch archive, safetensors file, index of several, or folder with one of these
     pub(crate) source: PathBuf,
-    /// New file: safetensors with that extension, else a torch archive
+    /// File to write, replaced if it exists: safetensors with that extension, else a torch archive
     pub(crate) target: PathBuf,
     /// Print JSON
     #[arg(long)]

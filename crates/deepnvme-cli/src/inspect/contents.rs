@@ -1,12 +1,15 @@
 //! The contents of checkpoint files.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileMetadata};
-use deepnvme_checkpoint::{Progress, until_stopped};
-use deepnvme_format::Dtype;
+use deepnvme_checkpoint::{Error, Progress, until_stopped};
+use deepnvme_format::safetensors::PACKED_KEY;
+use deepnvme_format::{Dtype, checksums};
 use deepnvme_io::{Config, Engine, display};
 use deepnvme_perf::Result;
+use deepnvme_stream::pack::{self, PackedTensor};
 use serde::Serialize;
 
 use super::files::{failed, find_files};
@@ -42,12 +45,14 @@ pub struct Tensor {
     pub dtype: &'static str,
     /// Its shape.
     pub shape: Vec<u64>,
-    /// Bytes of its elements.
+    /// Bytes of its elements in the file.
     pub bytes: u64,
     /// Offset of its elements in the file.
     pub offset: u64,
     /// Whether it shares its storage with other tensors.
     pub is_shared: bool,
+    /// Whether its bytes are encoded elements of a packed model.
+    pub is_packed: bool,
 }
 
 /// Lists the contents of a file, or of all files of a folder or an index.
@@ -74,19 +79,28 @@ fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::
                 bytes: tensor.bytes(),
                 offset: reader.extents()[tensor.storage].data_offset + tensor.view.offset * tensor.dtype.bytes(),
                 is_shared: users[tensor.storage] > 1,
+                is_packed: false,
             };
             ("torch", Vec::new(), state.tensors.iter().map(tensor).collect())
         }
         FileMetadata::Safetensors { header } => {
-            let tensor = |tensor: &deepnvme_format::safetensors::Tensor| Tensor {
-                name: tensor.name.clone(),
-                dtype: Dtype::torch_name(tensor.dtype),
-                shape: tensor.shape.clone(),
-                bytes: tensor.bytes,
-                offset: tensor.offset,
-                is_shared: false,
+            let packed = pack::tensors(header, 0)
+                .map_err(|source| Error::Format { path: reader.path().to_path_buf(), source })?;
+            let packed: HashMap<&str, &PackedTensor> =
+                packed.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+            let tensor = |tensor: &deepnvme_format::safetensors::Tensor| {
+                let decoded = packed.get(tensor.name.as_str());
+                Tensor {
+                    name: tensor.name.clone(),
+                    dtype: Dtype::torch_name(decoded.map_or(tensor.dtype, |packed| packed.dtype)),
+                    shape: decoded.map_or(&tensor.shape, |packed| &packed.shape).clone(),
+                    bytes: tensor.bytes,
+                    offset: tensor.offset,
+                    is_shared: false,
+                    is_packed: decoded.is_some(),
+                }
             };
-            let own = |(key, _): &&(String, String)| key != deepnvme_format::checksums::METADATA_KEY;
+            let own = |(key, _): &&(String, String)| ![checksums::METADATA_KEY, PACKED_KEY].contains(&key.as_str());
             let metadata = header.metadata.iter().filter(own).cloned().collect();
             ("safetensors", metadata, header.tensors.iter().map(tensor).collect())
         }

@@ -46,12 +46,16 @@ impl<'a> Node<'a> {
             let blank = "  ".repeat(indent);
             match node.leaf {
                 Some(tensor) if node.children.is_empty() => {
-                    let shared = if tensor.is_shared { "  shares its storage" } else { "" };
+                    let remark = match (tensor.is_shared, tensor.is_packed) {
+                        (true, _) => "  shares its storage",
+                        (_, true) => "  packed",
+                        _ => "",
+                    };
                     let sizes: Vec<String> = tensor.shape.iter().map(u64::to_string).collect();
                     let sizes = format!("[{}]", sizes.join(", "));
                     let bytes = bytes_text(tensor.bytes);
                     let label = format!("{blank}{name}");
-                    let _ = writeln!(out, "{label:<44} {:<10} {sizes:<20} {bytes}{shared}", tensor.dtype);
+                    let _ = writeln!(out, "{label:<44} {:<10} {sizes:<20} {bytes}{remark}", tensor.dtype);
                 }
                 _ => {
                     let label = format!("{blank}{name}");

@@ -8,6 +8,9 @@ use crate::error::{Error, Result};
 use crate::json::Object;
 use crate::{DIMS_MAX, JSON_MEMORY_FACTOR};
 
+/// The key of the metadata of packed tensors.
+pub const PACKED_KEY: &str = "deepnvme.packed";
+
 /// The header of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Header {
@@ -18,6 +21,12 @@ pub struct Header {
 }
 
 impl Header {
+    /// Returns whether some tensors are packed: encoded bytes instead of elements.
+    #[must_use]
+    pub fn is_packed(&self) -> bool {
+        self.metadata.iter().any(|(key, _)| key == PACKED_KEY)
+    }
+
     /// Returns the length of the header that the first eight bytes state.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ mod header;
 mod index;
 mod plan;
 
-pub use header::Header;
+pub use header::{Header, PACKED_KEY};
 pub use index::Index;
 pub use plan::{PADDING_BYTES_MIN, SafetensorsPlan, write_header_checksum};
 

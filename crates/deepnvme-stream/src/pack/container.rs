@@ -6,6 +6,7 @@ use std::num::NonZeroUsize;
 use deepnvme_codec::Float;
 use deepnvme_codec::pack::HEADER_BYTES;
 use deepnvme_codec::quant::{Code, Scheme};
+use deepnvme_format::safetensors::PACKED_KEY;
 use deepnvme_format::{DIMS_MAX, Dtype, Error, Result, safetensors};
 use serde::{Deserialize, Serialize};
 
@@ -13,8 +14,6 @@ use super::encoding::{Encoding, SCALES, dtype, float};
 use crate::encoded_tensor::{EncodedTensor, Form};
 use crate::layer_group::{CONVERSION_BYTES_MAX, Decoding};
 
-/// The key of the metadata in a safetensors header.
-pub const METADATA_KEY: &str = "deepnvme.packed";
 /// Padding after the last part of a tensor, at most up to the next page.
 const PADDING_BYTES_MAX: u64 = 4095;
 const VERSION: u32 = 1;
@@ -97,7 +96,7 @@ pub(super) fn text<'a>(tensors: impl Iterator<Item = TensorRecord<'a>>) -> Strin
 /// # Errors
 /// `Corrupt` if the header is inconsistent, `Unsupported` for another version.
 pub fn tensors(header: &safetensors::Header, source: usize) -> Result<Vec<PackedTensor>> {
-    let Some((_, text)) = header.metadata.iter().find(|(key, _)| key == METADATA_KEY) else { return Ok(Vec::new()) };
+    let Some((_, text)) = header.metadata.iter().find(|(key, _)| key == PACKED_KEY) else { return Ok(Vec::new()) };
     let corrupt = |what: String| Error::Corrupt { offset: 0, what };
     let damaged =
         |error: serde_json::Error| corrupt(format!("what the header says of packed tensors is damaged: {error}"));
@@ -199,7 +198,7 @@ mod tests {
     fn header(text: &str, bytes: u64) -> safetensors::Header {
         let tensor =
             safetensors::Tensor { name: "w".into(), dtype: Dtype::U8, shape: vec![bytes], offset: 4096, bytes };
-        safetensors::Header { metadata: vec![(METADATA_KEY.into(), text.into())], tensors: vec![tensor] }
+        safetensors::Header { metadata: vec![(PACKED_KEY.into(), text.into())], tensors: vec![tensor] }
     }
 
     fn header_text(entry: &str) -> String {

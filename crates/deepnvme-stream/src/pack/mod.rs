@@ -32,7 +32,8 @@ mod order;
 mod sample;
 mod write;
 
-pub use container::{METADATA_KEY, PackedTensor, tensors};
+pub use container::{PackedTensor, tensors};
+pub use deepnvme_checkpoint::read::PACKED_NAME;
 pub use encoding::EncodingMode;
 pub use estimate::{EncodingTotals, Estimate};
 pub use folder::LeftOut;
@@ -40,8 +41,6 @@ pub use folder::LeftOut;
 use folder::NewFolder;
 use model::Model;
 
-/// The name of a file with encoded tensors.
-pub const PACKED_NAME: &str = "packed.safetensors";
 /// The name of a file without encoded tensors.
 pub const PLAIN_NAME: &str = "model.safetensors";
 

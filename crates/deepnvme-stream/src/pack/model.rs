@@ -8,11 +8,10 @@ use deepnvme_checkpoint::read::{FileMetadata, Reader, open_all};
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::aligned_range::{AlignedRange, AlignedRead};
 use deepnvme_format::Dtype;
+use deepnvme_format::safetensors::PACKED_KEY;
 use deepnvme_io::fs::{FileId, Permissions};
 use deepnvme_io::mem::{Buffer, PAGE_BYTES};
 use deepnvme_io::{Engine, Error as IoError};
-
-use super::container::METADATA_KEY;
 
 /// A contiguous tensor in one of the files.
 #[derive(Clone, Debug)]
@@ -63,7 +62,7 @@ impl Model {
             }
             if let FileMetadata::Safetensors { header } = reader.file_metadata() {
                 for (key, text) in &header.metadata {
-                    if key == METADATA_KEY {
+                    if key == PACKED_KEY {
                         return Err(refused(&path, "it is packed already; pack the original model instead".into()));
                     }
                     let is_known = model.metadata.iter().any(|(known, _)| known == key);

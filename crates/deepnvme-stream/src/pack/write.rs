@@ -10,7 +10,9 @@ use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_file::{FileWriter, Replacement, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, Hasher, chunk_count};
-use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES, PADDING_BYTES_MIN, write_header_checksum};
+use deepnvme_format::safetensors::{
+    HEADER_BYTES_MAX, LENGTH_BYTES, PACKED_KEY, PADDING_BYTES_MIN, write_header_checksum,
+};
 use deepnvme_io::{Durability, Engine};
 use serde::Serialize;
 
@@ -243,7 +245,7 @@ fn header_text(model: &Model, encodings: &[Encoding], written: &[Written], frame
         written.iter().map(|each| (model.tensors[each.tensor].name.as_str(), each.chunk_checksums.as_slice()));
     let checksum_text = checksums::encode(chunk_checksums, frame);
     let is_packed = encodings.iter().any(Encoding::is_encoded);
-    let own = is_packed.then_some((container::METADATA_KEY, packed.as_str()));
+    let own = is_packed.then_some((PACKED_KEY, packed.as_str()));
     let own = own.into_iter().chain([(checksums::METADATA_KEY, checksum_text.as_str())]);
     let mut metadata: serde_json::Map<String, serde_json::Value> =
         model.metadata.iter().map(|(key, text)| (key.clone(), text.as_str().into())).collect();
