@@ -19,7 +19,7 @@ use super::plain_targets::{DirectReads, PlainTargets};
 use super::{build, to_exception};
 use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
-use crate::path::{PathArgument, file_name};
+use crate::path::PathArgument;
 use crate::pending_request::CANCEL_TIMEOUT;
 use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
 
