@@ -16,6 +16,7 @@ from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file
 from deepnvme.optim._formats import FP32, decode, encode
+from deepnvme.optim._shards import check_disjoint, shards_of
 from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
 from deepnvme.optim._state_store import MASTER, Shards, order_of
 
@@ -30,7 +31,8 @@ def save(
     optimizer: SteppingOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
 ) -> dict[str, int]:
     """Write the file. Return bytes by route."""
-    resolved = _resolve_shards(optimizer, shards)
+    resolved = shards_of(optimizer, shards)
+    check_disjoint(resolved)
     for param in resolved:
         store.follow(param)
     # A param group that was removed leaves its state in the store.
@@ -54,21 +56,23 @@ def save(
                 for kind, begin, _ in placement.extents()
             ]
         at += -(-group.nbytes // file.ALIGNED_BYTES) * file.ALIGNED_BYTES
-    parameters = {
-        resolved[param][0]: SavedParameter(
-            float(state["step"]) if "step" in state else None,
-            tuple(kind.name for kind in store.layout.kinds(param) or ()),
-            _stride_of(param),
-        )
-        for param in resolved
-        if store.has(param)
-        for state in (optimizer.state.get(param, {}),)
-    }
-    settings = [param_group_settings.encode(group) for group in optimizer.param_groups]
+    parameters: dict[str, SavedParameter] = {}
+    for param in filter(store.has, resolved):
+        state = optimizer.state.get(param, {})
+        count = float(state["step"]) if "step" in state else None
+        kinds = tuple(kind.name for kind in store.layout.kinds(param) or ())
+        saved = SavedParameter(count, kinds, _stride_of(param))
+        name, _ = resolved[param]
+        if parameters.setdefault(name, saved) != saved:
+            raise InvalidArgumentError(
+                f"parts of {name!r} have other step counts, kinds of state or memory orders; a file has one for each "
+                "name: step all of them, or give them names of their own"
+            )
+    settings = [param_group_settings.encode(optimizer, group) for group in optimizer.param_groups]
     total: dict[str, int] = defaultdict(int)
     shapes = None if shards is not None else [list(param.shape) for param in resolved]
-    saved = StateFile(_name(optimizer), settings, shapes, parameters, extents)
-    with file.replace_file(path, saved, at, checksums=checksums) as (fd, data_offset):
+    header = StateFile(_name(optimizer), settings, shapes, parameters, extents)
+    with file.replace_file(path, header, at, checksums=checksums) as (fd, data_offset):
         for group, begin in zip(groups, begins, strict=True):
             for route, count in store.swapper.export(group.key, fd, data_offset + begin).items():
                 total[route] += count
@@ -107,7 +111,7 @@ class _Loader:
         self._optimizer, self._store = optimizer, store
         self._files = files
         self._groups = files[0].groups
-        self._shards = _resolve_shards(optimizer, shards)
+        self._shards = shards_of(optimizer, shards)
         self._extents: dict[tuple[str, str], list[StateExtent]] = defaultdict(list)
         self._parameters: dict[str, SavedParameter] = {}
         for saved in files:
@@ -271,17 +275,6 @@ class _Loader:
 
 def _placements_with_state(store: SwapStore, group: StateGroup) -> list[Placement]:
     return [placement for placement in group.placements if store.has(placement.piece.param)]
-
-
-def _resolve_shards(optimizer: SteppingOptimizer, shards: Shards | None) -> Shards:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if shards is None:
-        return {param: (str(index), 0) for index, param in enumerate(params)}
-    missing = sum(param not in shards for param in params)
-    if missing:
-        msg = f"shards has no name for {missing} of {len(params)} parameters; name each parameter of the optimizer"
-        raise InvalidArgumentError(msg)
-    return {param: shards[param] for param in params}
 
 
 def _name(optimizer: SteppingOptimizer) -> str:
