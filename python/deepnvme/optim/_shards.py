@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +38,13 @@ def _shard(given: Any, count: int) -> tuple[str, int]:
     is_pair = isinstance(given, tuple | list) and len(given) == 2  # noqa: PLR2004
     name, first = given if is_pair else (None, None)
     try:
-        if not isinstance(name, str):
-            raise TypeError
-        name.encode()
+        # A text without lone surrogates.
+        str.encode(name)  # type: ignore[arg-type]
         return str(name), whole(first, "first", 0, WHOLE_MAX - count)
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
-            f"shards has {given!r:.200} for a parameter of {count} elements; it must be a tuple of the name of the whole "
-            "tensor, which UTF-8 can encode, and the index of its first element, such as ('layer.weight', 0)"
+            f"shards has {given!r:.200} for a parameter of {count} elements; it must be a tuple of the name of the "
+            "whole tensor, which UTF-8 can encode, and the index of its first element, such as ('layer.weight', 0)"
         ) from error
 
 
@@ -55,7 +55,7 @@ def check_disjoint(shards: Mapping[torch.nn.Parameter, tuple[str, int]]) -> None
         InvalidArgumentError: two of them overlap.
     """
     ranges = sorted((name, first, first + param.numel()) for param, (name, first) in shards.items() if param.numel())
-    for (name, begin, end), (other, first, last) in zip(ranges, ranges[1:], strict=False):
+    for (name, begin, end), (other, first, last) in itertools.pairwise(ranges):
         if name == other and first < end:
             raise InvalidArgumentError(
                 f"shards has two parameters for elements of {name!r}: {begin} to {end - 1} and {first} to {last - 1}; "

@@ -73,7 +73,7 @@ def test_a_shard_that_no_file_can_have(tmp_path: Path, made: Any, what: str) -> 
 @pytest.mark.parametrize("shards", [5, ["a"], [("a", 0)], "a"])
 def test_shards_that_are_no_dict(tmp_path: Path, made: Any, shards: Any) -> None:
     _, optimizer = made()
-    with pytest.raises(InvalidArgumentError, match="shards is .*it must be a dict"):
+    with pytest.raises(InvalidArgumentError, match=r"shards is .*it must be a dict"):
         optimizer.save_state(tmp_path / "state", shards=shards)
     assert not (tmp_path / "state").exists()
 
@@ -114,6 +114,6 @@ def test_parts_of_a_tensor_with_other_step_counts(tmp_path: Path, made: Any) -> 
 def test_settings_that_no_load_takes(tmp_path: Path, made: Any, name: str, value: Any) -> None:
     _, optimizer = made()
     optimizer.param_groups[0][name] = value
-    with pytest.raises(InvalidArgumentError, match="settings of a group of parameters: .* load_state would refuse"):
+    with pytest.raises(InvalidArgumentError, match=r"settings of a group of parameters: .* load_state would refuse"):
         optimizer.save_state(tmp_path / "state")
     assert not (tmp_path / "state").exists()
