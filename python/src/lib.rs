@@ -8,7 +8,8 @@
 //!
 //! Apart from this path, `checkpoint`, `optim`, `streaming`, `swap`, `replace` and `fs` are for the packages
 //! `deepnvme._checkpoint`, `optim`, `_stream` and `_swap`. `timeline` records events, `command` runs the command line,
-//! and `docs` has the texts that functions and methods share. The other modules are helpers of these.
+//! `param_groups` is for `_offload`, and `docs` has the texts that functions and methods share. The other modules are
+//! helpers of these.
 //!
 //! Only Python's own threads take the GIL. `memory` is the only folder with unsafe code, apart from the calls in
 //! `optim` that turn tensors into slices.
@@ -38,6 +39,7 @@ mod once;
 mod open_engine;
 #[allow(unsafe_code)]
 mod optim;
+mod param_groups;
 mod path;
 mod pending_request;
 mod pinned;
@@ -81,6 +83,7 @@ mod _deepnvme {
             start_write_batch, stats, trace, write, write_batch,
         },
         optim::{PyKernel, PyStepGradients, PyStepPlan, PyStepRecord},
+        param_groups::_call_with_params,
         path::StripeSet,
         pinned::_pinned_capsule,
         probe::{BackendProbe, Probe},

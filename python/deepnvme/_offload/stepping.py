@@ -6,12 +6,14 @@ anyway. Then ``step()`` changes the rest and ends the step.
 
 from __future__ import annotations
 
+import functools
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._deepnvme import _call_with_params
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -77,13 +79,12 @@ class OptimizerStepper:
         weakref.finalize(self, _remove_all, self._hooks).atexit = False
         # Parameters whose gradients are complete in this backward pass.
         self._complete: set[int] = set()
-        # Whether a step has begun; its progress, if the optimizer tracks it; all parameters; and those of each group.
+        # Whether a step has begun; its progress, if the optimizer tracks it; the parameters of each group, by param
+        # group; and the `id` of all of them.
         self._is_begun = False
         self._progress: Any = None
-        self._all: list[list[nn.Parameter]] = []
         self._by_group: dict[ParameterGroup | None, list[list[nn.Parameter]]] = {}
-        # Whether the optimizer's param groups currently contain only some of their parameters.
-        self._is_narrowed = False
+        self._known: set[int] = set()
         # Groups that a backward pass has changed or was interrupted at, for optimizers that track no progress: they are
         # not changed again.
         self._attempted: set[ParameterGroup] = set()
@@ -147,7 +148,6 @@ class OptimizerStepper:
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        self._restore_param_groups(optimizer)
         if self._step_method is None or optimizer.__dict__.get("step") is not self._step_method:
             return  # it was never replaced, or a wrapper surrounds this step and keeps calling it
         if self._own_step is None:
@@ -187,21 +187,27 @@ class OptimizerStepper:
     def _begin(self) -> None:
         """Begin a step, unless one has begun."""
         optimizer = self._optimizer()
-        if optimizer is None:
+        if optimizer is None or self._is_begun:
             return
-        self._restore_param_groups(optimizer)
-        if self._is_begun:
-            return
-        self._all = [list(param_group["params"]) for param_group in optimizer.param_groups]
-        self._by_group = {}
-        for index, params in enumerate(self._all):
-            for one in params:
-                group = self._group_of.get(id(one))
-                self._by_group.setdefault(group, [[] for _ in self._all])[index].append(one)
+        # An interrupt may have come before the end of the last step did so.
+        self._attempted.clear()
+        self._by_group, self._known = {}, set()
+        self._sort_parameters(optimizer)
         # An optimizer that can resume needs to know where a step begins and ends.
         if hasattr(optimizer, "begin_split_step"):
             self._progress = optimizer.begin_split_step()
         self._is_begun = True
+
+    def _sort_parameters(self, optimizer: torch.optim.Optimizer) -> None:
+        """Find the group of each parameter, also of those that were added since the step began."""
+        for index, param_group in enumerate(optimizer.param_groups):
+            for one in param_group["params"]:
+                if id(one) in self._known:
+                    continue
+                lists = self._by_group.setdefault(self._group_of.get(id(one)), [])
+                lists.extend([] for _ in range(index + 1 - len(lists)))
+                lists[index].append(one)
+                self._known.add(id(one))
 
     def _step(self, closure: Callable[[], Any] | None) -> Any:
         # After `unscale_`, only `found_inf` is set.
@@ -230,6 +236,8 @@ class OptimizerStepper:
                 raise
             raise self._progress.stopped(error) from error
         finally:
+            # First, and without a call: an interrupt may come after each.
+            self._is_begun = False
             self._end(is_done=is_done)
             self._has_failed = False
             self._complete.clear()
@@ -244,8 +252,11 @@ class OptimizerStepper:
         return loss
 
     def _change_rest(self) -> None:
+        optimizer = self._optimizer()
+        if optimizer is not None:
+            self._sort_parameters(optimizer)
         # Resident parameters come first. The call counts as a step even if there are none.
-        self._call(self._by_group.get(None) or [[] for _ in self._all])
+        self._call(self._by_group.get(None, []))
         for group, lists in self._by_group.items():
             if group in self._attempted:
                 self._free_gradients(lists)
@@ -254,7 +265,6 @@ class OptimizerStepper:
 
     def _end(self, *, is_done: bool) -> None:
         optimizer: Any = self._optimizer()
-        self._is_begun = False
         if optimizer is not None and self._progress is not None:
             optimizer.end_split_step(is_done=is_done)
 
@@ -273,23 +283,16 @@ class OptimizerStepper:
                 self._attempted.discard(group)
 
     def _call(self, lists: list[list[nn.Parameter]]) -> None:
+        """Make the optimizer's own step, with these parameters of each param group."""
         optimizer = self._optimizer()
         if optimizer is None:
             return
-        try:
-            self._is_narrowed = True
-            for param_group, params in zip(optimizer.param_groups, lists, strict=True):
-                param_group["params"] = params
-            self._original_step()
-        finally:
-            self._restore_param_groups(optimizer)
-
-    def _restore_param_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """Restore the optimizer's param groups. After an interrupt the next step does it."""
-        if self._is_narrowed:
-            for param_group, params in zip(optimizer.param_groups, self._all, strict=True):
-                param_group["params"] = params
-            self._is_narrowed = False
+        step = self._original_step
+        if self._progress is not None:
+            step = functools.partial(self._progress.run_part, step)
+        # Wrappers and their optimizer share the dicts of param groups, so these have the parameters of the call. Native
+        # code restores them: Ctrl-C could come before Python code does.
+        _call_with_params(optimizer.param_groups, lists, step)
 
     def _free_gradients(self, lists: list[list[nn.Parameter]]) -> None:
         """Free used gradients: those of the next block follow."""

@@ -71,6 +71,14 @@ class StateKind:
     initial: float = 0.0
 
 
+def part_of(kept: StateData, begin: int, end: int) -> StateData:
+    """View some elements of state. ``begin`` is a multiple of ``BLOCK``."""
+    if isinstance(kept, torch.Tensor):
+        return kept[begin:end]
+    codes, scales = kept
+    return codes[begin:end], scales[begin // BLOCK : -(-end // BLOCK)]
+
+
 def encode(kept: StateData, values: torch.Tensor, kind: StateKind) -> None:
     """Encode fp32 numbers as the nearest values of the format."""
     if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:

@@ -98,8 +98,6 @@ class OptimizerBase(torch.optim.Optimizer):
         self._plans = StepPlans()
         # The step that has begun and not ended.
         self._progress: StepProgress | None = None
-        # Whether several calls of `step` form one step.
-        self._is_split = False
         # Whether loading of state was interrupted.
         self._is_half_loaded = False
         # Functions that undo what others have changed in this optimizer.

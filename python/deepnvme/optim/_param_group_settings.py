@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme.errors import CorruptFileError
+from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,9 +21,14 @@ _NOT_SETTINGS = ("params", "param_names")
 _LOOP_SETTINGS = ("fused", "foreach")
 
 
-def encode(group: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a group as JSON can contain them."""
-    found = {}
+def encode(optimizer: SteppingOptimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group as JSON can contain them.
+
+    Raises:
+        InvalidArgumentError: ``check`` would refuse them.
+        TypeError: JSON cannot contain them.
+    """
+    found: dict[str, Any] = {}
     for name, value in group.items():
         if name in _NOT_SETTINGS:
             continue
@@ -33,19 +38,32 @@ def encode(group: dict[str, Any]) -> dict[str, Any]:
         except (TypeError, ValueError) as error:
             msg = f"{name}={value!r} of a group of parameters cannot be saved as JSON; remove it from the group"
             raise TypeError(msg) from error
+    loaded = json.loads(json.dumps(found))
+    refusal = _refusal(optimizer, group, loaded)
+    if refusal is not None:
+        msg = f"settings of a group of parameters: {refusal}; load_state would refuse them: change or remove them"
+        raise InvalidArgumentError(msg)
     return found
 
 
 def check(optimizer: SteppingOptimizer, group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
     """Refuse settings of a file that the next step would refuse, or fail on."""
-    _check_types(group, settings, path)
+    refusal = _refusal(optimizer, group, settings)
+    if refusal is not None:
+        text = f"{path}: settings of a group of parameters: {refusal}"
+        raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
+
+
+def _refusal(optimizer: SteppingOptimizer, group: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """Say why a group cannot have these settings; ``None`` if it can."""
+    misfit = _misfit(group, settings)
+    if misfit is not None:
+        return misfit
     try:
         optimizer.check_settings({**group, **decode(group, settings)})
     except (ValueError, TypeError, OverflowError, KeyError) as error:
-        text = (
-            f"{path}: settings of a group of parameters: {error}; the file was damaged, or another optimizer saved it"
-        )
-        raise CorruptFileError(text) from error
+        return str(error)
+    return None
 
 
 def decode(group: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
@@ -65,8 +83,8 @@ def apply(group: dict[str, Any], settings: dict[str, Any]) -> None:
     group.update(decode(group, settings))
 
 
-def _check_types(group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
-    """Refuse settings of another type than the group has: the next step would fail on them."""
+def _misfit(group: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """Find a setting of another type than the group has: the next step would fail on it."""
     for name, value in settings.items():
         have = group.get(name)
         values = value if isinstance(value, list) else [value]
@@ -83,8 +101,8 @@ def _check_types(group: dict[str, Any], settings: dict[str, Any], path: Path) ->
         else:
             fits = all(element is None or isinstance(element, str | bool) or _is_number(element) for element in values)
         if not fits:
-            text = f"{path}: {name} of a group of parameters would be {value!r}, where this optimizer has {have!r}"
-            raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
+            return f"{name} would be {value!r}, where this optimizer has {have!r}"
+    return None
 
 
 def _is_number(value: object) -> bool:

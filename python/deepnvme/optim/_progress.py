@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar, copy_context
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.weak import TensorWeakRef
@@ -10,6 +11,8 @@ from deepnvme._deepnvme import StepRecord
 from deepnvme.errors import StepStoppedError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from deepnvme._deepnvme import StepGradients
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 
 # Setting of a param group that counts its steps. Saved states contain this name, so it stays.
 STEP_COUNT = "rounds"
+# The step that the running call is a part of.
+_CURRENT: ContextVar[StepProgress | None] = ContextVar("step", default=None)
 
 
 class StepProgress:
@@ -58,6 +63,20 @@ class StepProgress:
     def gradient_used(self, param: torch.nn.Parameter) -> None:
         """Expect no further gradient of a parameter: it was used."""
         self._grads[param] = None
+
+    def run_part(self, step: Callable[[], Any]) -> Any:
+        """Call an optimizer's ``step`` as one of several parts of this step."""
+        # The context ends with the call, whatever interrupts it; a flag might stay set.
+        return copy_context().run(self._run_part, step)
+
+    def _run_part(self, step: Callable[[], Any]) -> Any:
+        _CURRENT.set(self)
+        return step()
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the running call is one of several parts of this step."""
+        return _CURRENT.get() is self
 
     @property
     def is_untouched(self) -> bool:

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from deepnvme._deepnvme import read as read_bytes
 from deepnvme._utils.memory_order import MemoryOrder, is_dense_order, row_major
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file
-from deepnvme.optim._formats import FP32, decode, encode
+from deepnvme.optim._formats import encode, part_of
+from deepnvme.optim._saved_values import ReorderedValues, SavedValues, windows
+from deepnvme.optim._shards import check_disjoint, shards_of
 from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
 from deepnvme.optim._state_store import MASTER, Shards, order_of
 
 if TYPE_CHECKING:
-    from deepnvme.optim._formats import StateKind
+    from deepnvme.optim._formats import StateData, StateKind
     from deepnvme.optim._layout import Placement, StateGroup
     from deepnvme.optim._step import SteppingOptimizer
     from deepnvme.optim._swap_store import SwapStore
@@ -30,7 +31,8 @@ def save(
     optimizer: SteppingOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
 ) -> dict[str, int]:
     """Write the file. Return bytes by route."""
-    resolved = _resolve_shards(optimizer, shards)
+    resolved = shards_of(optimizer, shards)
+    check_disjoint(resolved)
     for param in resolved:
         store.follow(param)
     # A param group that was removed leaves its state in the store.
@@ -54,21 +56,23 @@ def save(
                 for kind, begin, _ in placement.extents()
             ]
         at += -(-group.nbytes // file.ALIGNED_BYTES) * file.ALIGNED_BYTES
-    parameters = {
-        resolved[param][0]: SavedParameter(
-            float(state["step"]) if "step" in state else None,
-            tuple(kind.name for kind in store.layout.kinds(param) or ()),
-            _stride_of(param),
-        )
-        for param in resolved
-        if store.has(param)
-        for state in (optimizer.state.get(param, {}),)
-    }
-    settings = [param_group_settings.encode(group) for group in optimizer.param_groups]
+    parameters: dict[str, SavedParameter] = {}
+    for param in filter(store.has, resolved):
+        state = optimizer.state.get(param, {})
+        count = float(state["step"]) if "step" in state else None
+        kinds = tuple(kind.name for kind in store.layout.kinds(param) or ())
+        saved = SavedParameter(count, kinds, _stride_of(param))
+        name, _ = resolved[param]
+        if parameters.setdefault(name, saved) != saved:
+            raise InvalidArgumentError(
+                f"parts of {name!r} have other step counts, kinds of state or memory orders; a file has one for each "
+                "name: step all of them, or give them names of their own"
+            )
+    settings = [param_group_settings.encode(optimizer, group) for group in optimizer.param_groups]
     total: dict[str, int] = defaultdict(int)
     shapes = None if shards is not None else [list(param.shape) for param in resolved]
-    saved = StateFile(_name(optimizer), settings, shapes, parameters, extents)
-    with file.replace_file(path, saved, at, checksums=checksums) as (fd, data_offset):
+    header = StateFile(_name(optimizer), settings, shapes, parameters, extents)
+    with file.replace_file(path, header, at, checksums=checksums) as (fd, data_offset):
         for group, begin in zip(groups, begins, strict=True):
             for route, count in store.swapper.export(group.key, fd, data_offset + begin).items():
                 total[route] += count
@@ -107,8 +111,8 @@ class _Loader:
         self._optimizer, self._store = optimizer, store
         self._files = files
         self._groups = files[0].groups
-        self._shards = _resolve_shards(optimizer, shards)
-        self._extents: dict[tuple[str, str], list[StateExtent]] = defaultdict(list)
+        self._shards = shards_of(optimizer, shards)
+        extents: dict[tuple[str, str], list[StateExtent]] = defaultdict(list)
         self._parameters: dict[str, SavedParameter] = {}
         for saved in files:
             for name, parameter in saved.parameters.items():
@@ -119,9 +123,8 @@ class _Loader:
                     )
                     raise InvalidArgumentError(f"{msg}; give the files of one save")
             for extent in saved.extents:
-                self._extents[extent.name, extent.kind].append(extent)
-        for extents in self._extents.values():
-            extents.sort(key=lambda extent: extent.begin)
+                extents[extent.name, extent.kind].append(extent)
+        self._saved = {key: SavedValues(found) for key, found in extents.items()}
         # Nothing is changed before everything is known to exist.
         self._kinds = {
             param: self._saved_kinds(
@@ -133,7 +136,11 @@ class _Loader:
         }
         # Parameters whose elements are counted in another order in the files.
         self._reordered = {
-            param: self._saved_order(param)
+            param: ReorderedValues(
+                order_of(param),
+                self._saved_order(param),
+                {kind: self._saved[self._shards[param][0], kind.name] for kind in self._kinds[param]},
+            )
             for param in self._kinds
             if self._parameters[self._shards[param][0]].stride != _stride_of(param)
         }
@@ -156,8 +163,6 @@ class _Loader:
                     state = optimizer.state[param]
                     if step is not None:
                         state["step"] = torch.tensor(step)
-                    if param in self._reordered:
-                        state.update(self._values(param))
                     store.initialise(param, state, self._kinds[param])
             store.layout.close_group()
 
@@ -193,10 +198,8 @@ class _Loader:
             raise InvalidArgumentError(f"{msg}: create that one, with the same settings")
         found = tuple(kind for kind in kinds if kind.name in saved.kinds)
         for kind in found:
-            at = first
-            for extent in self._extents.get((name, kind.name), []):
-                at = extent.end if extent.begin <= at < extent.end else at
-            if at < first + param.numel():
+            at = self._saved.get((name, kind.name), SavedValues([])).missing(first, first + param.numel())
+            if at is not None:
                 msg = (
                     f"{self._names(self._files)}: {kind.name} of {name} is missing from element {at} on; give the "
                     "files of all ranks, and the names used for saving"
@@ -216,27 +219,8 @@ class _Loader:
             raise CorruptFileError(f"{msg}, which a tensor of shape {shape} cannot have; use another file")
         return order
 
-    def _values(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
-        """Read the state of a parameter as a whole, in the order of the files."""
-        name, _ = self._shards[param]
-        found = {}
-        for kind in self._kinds[param]:
-            values = torch.empty(param.numel())
-            _fill(values, self._extents[name, kind.name], 0, kind)
-            found[kind.name] = self._reordered[param].view(values)
-            self.bytes_by_route["memory_bytes"] += kind.format.nbytes(param.numel())
-        return found
-
     def _names(self, files: Sequence[StateFile]) -> str:
         return ", ".join(str(saved.path) for saved in files)
-
-    def _placement_extents(self, placement: Placement) -> list[tuple[StateKind, int, list[StateExtent], int]]:
-        """For each kind: its offset in the group, the extents in the files, and the index of its first element."""
-        name, first = self._shards[placement.piece.param]
-        return [
-            (kind, begin, self._extents[name, kind.name], first + placement.piece.begin)
-            for kind, begin, _ in placement.extents()
-        ]
 
     def _matching_extent(self, group: StateGroup) -> tuple[Path, int] | None:
         """Find the position in a file where the group is stored with the same layout."""
@@ -244,10 +228,11 @@ class _Loader:
         for placement in group.placements:
             if not self._store.has(placement.piece.param) or placement.piece.param in self._reordered:
                 return None
-            for kind, begin, extents, first in self._placement_extents(placement):
-                wanted = (first, placement.piece.count, kind.format)
-                found = [extent for extent in extents if (extent.begin, extent.count, extent.format) == wanted]
-                sources.add((found[0].path, found[0].offset - begin) if found else None)
+            name, first = self._shards[placement.piece.param]
+            for kind, begin, _ in placement.extents():
+                saved = self._saved[name, kind.name]
+                found = saved.matching(first + placement.piece.begin, placement.piece.count, kind.format)
+                sources.add(None if found is None else (found.path, found.offset - begin))
         source = sources.pop() if len(sources) == 1 else None
         # A group with unused room may extend beyond the data in the file.
         is_inside = source is not None and 0 <= source[1] <= source[0].stat().st_size - group.nbytes
@@ -258,30 +243,26 @@ class _Loader:
         self._store.prepare(group)
         with self._store.swapper.borrow(group.key) as memory:
             for placement in placements:
-                if placement.piece.param in self._reordered:
-                    # It was initialised with its values.
-                    continue
-                state = placement.state(memory)
-                for kind, _, extents, first in self._placement_extents(placement):
-                    values = torch.empty(placement.piece.count)
-                    _fill(values, extents, first, kind)
-                    encode(state[kind.name], values, kind)
-                    self.bytes_by_route["memory_bytes"] += kind.format.nbytes(placement.piece.count)
+                self._read(placement, placement.state(memory))
+
+    def _read(self, placement: Placement, state: dict[str, StateData]) -> None:
+        """Read the state of a placement, a few MiB at a time."""
+        piece = placement.piece
+        name, first = self._shards[piece.param]
+        reordered = self._reordered.get(piece.param)
+        for begin, end in windows(piece.begin, piece.end):
+            values = torch.empty(end - begin)
+            for kind in piece.kinds:
+                if reordered is not None:
+                    reordered.fill(values, begin, kind, piece.param.numel())
+                else:
+                    self._saved[name, kind.name].fill(values, first + begin, kind)
+                encode(part_of(state[kind.name], begin - piece.begin, end - piece.begin), values, kind)
+        self.bytes_by_route["memory_bytes"] += sum(kind.format.nbytes(piece.count) for kind in piece.kinds)
 
 
 def _placements_with_state(store: SwapStore, group: StateGroup) -> list[Placement]:
     return [placement for placement in group.placements if store.has(placement.piece.param)]
-
-
-def _resolve_shards(optimizer: SteppingOptimizer, shards: Shards | None) -> Shards:
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    if shards is None:
-        return {param: (str(index), 0) for index, param in enumerate(params)}
-    missing = sum(param not in shards for param in params)
-    if missing:
-        msg = f"shards has no name for {missing} of {len(params)} parameters; name each parameter of the optimizer"
-        raise InvalidArgumentError(msg)
-    return {param: shards[param] for param in params}
 
 
 def _name(optimizer: SteppingOptimizer) -> str:
@@ -326,23 +307,3 @@ def _check_shapes(optimizer: SteppingOptimizer, shapes: list[list[int]], path: P
 def _stride_of(param: torch.nn.Parameter) -> tuple[int, ...] | None:
     order = order_of(param)
     return None if order.is_row_major else order.stride
-
-
-def _fill(values: torch.Tensor, extents: Sequence[StateExtent], first: int, kind: StateKind) -> None:
-    """Fill values with the elements from ``first`` on."""
-    for extent in extents:
-        low, high = max(extent.begin, first), min(extent.end, first + len(values))
-        if low < high:
-            values[low - first : high - first] = _read(extent, low, high, kind)
-
-
-def _read(extent: StateExtent, low: int, high: int, kind: StateKind) -> torch.Tensor:
-    values = torch.empty(high - low)
-    if extent.format is FP32:
-        read_bytes(values, extent.path, extent.offset + 4 * (low - extent.begin))
-        return values
-    memory = torch.empty(extent.format.nbytes(extent.count), dtype=torch.uint8)
-    read_bytes(memory, extent.path, extent.offset)
-    whole = torch.empty(extent.count)
-    decode(extent.format.view(memory, extent.count), whole, kind)
-    return whole[low - extent.begin : high - extent.begin]

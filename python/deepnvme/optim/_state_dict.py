@@ -100,7 +100,8 @@ class KernelOptimizer(SteppingOptimizer):
             ClosedError: the optimizer was closed.
             deepnvme.Error: the disk or the file system refused; the error names the path.
             RuntimeError: a step or a loading has stopped half way.
-            ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that.
+            ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that. Or
+                :meth:`load_state` would refuse ``shards`` or a setting of a param group; no file is written.
         """
         self.check_complete()
         return _save_load.save(self, self._on_disk(), path_of(path), shards, checksums=checksums)

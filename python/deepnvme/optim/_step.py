@@ -62,7 +62,7 @@ class SteppingOptimizer(OptimizerBase):
         gathered = self._gather()
         is_done = False
         try:
-            if self._is_split and self._progress is not None:
+            if self._progress is not None and self._progress.is_split:
                 self._resume_step(self._progress, gathered)
             else:
                 self._run_step(self._current_progress(gathered), gathered)
@@ -100,15 +100,12 @@ class SteppingOptimizer(OptimizerBase):
         return progress
 
     def begin_split_step(self) -> StepProgress:
-        """Treat all calls of ``step`` as parts of one step, until :meth:`end_split_step`. Resumes a stopped step."""
+        """Begin a step of several calls (``run_part``), up to :meth:`end_split_step`. Resumes a stopped step."""
         self._check_loaded()
-        progress = self._current_progress()
-        self._is_split = True
-        return progress
+        return self._current_progress()
 
     def end_split_step(self, *, is_done: bool) -> None:
         """End a split step. If it is not done, the next one resumes it."""
-        self._is_split = False
         if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
 
