@@ -200,6 +200,16 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
         InvalidArgumentError,
         "timeout is nan; it must be seconds of at least 0",
     ),
+    "a stripe set for a folder": (
+        lambda folder: deepnvme.Checkpointer(deepnvme.StripeSet([folder / "a", folder / "b"])),  # type: ignore[arg-type]
+        TypeError,
+        "it must be str, bytes or os.PathLike",
+    ),
+    "a stripe set for a timeline": (
+        lambda folder: deepnvme.trace(deepnvme.StripeSet([folder / "a", folder / "b"])),  # type: ignore[arg-type]
+        TypeError,
+        "path must be str, bytes or os.PathLike, not StripeSet",
+    ),
     "no settings": (
         lambda folder: deepnvme.Engine.from_file(folder / "deepnvme.toml"),
         NotFoundError,

@@ -120,7 +120,11 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
         InvalidArgumentError: it is an empty text, which ``pathlib`` would take for the current folder.
         TypeError: it is not a path.
     """
-    name = os.fsdecode(path)
+    try:
+        name = os.fsdecode(path)
+    except TypeError as error:
+        msg = f"the path is {shown(path)}; it must be str, bytes or os.PathLike"
+        raise TypeError(msg) from error
     if not name:
         msg = "the path is empty; name a file or a folder ('.' is the current folder)"
         raise InvalidArgumentError(msg)
