@@ -457,7 +457,8 @@ def _open_folder(
         return folder, ModelFiles(weights if weights is not None else folder, engine, verify)
     except NotFoundError as error:
         # The remedies of `load`, which takes a file, do not apply.
-        if weights is not None or not folder.is_dir() or _NO_WEIGHTS not in str(error):
+        is_other = _NO_WEIGHTS not in str(error) or "Checkpointer" in str(error)
+        if weights is not None or is_other or not folder.is_dir():
             raise
         remedy = "download the weights into it, or pass a module and a file: stream(module, weights=file, memory=...)"
         raise NotFoundError(
