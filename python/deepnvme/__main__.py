@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 
 from deepnvme._deepnvme import _python_command, _run_command
+from deepnvme._utils.terminal import show
 
 
 def main() -> int:
@@ -33,7 +34,8 @@ def main() -> int:
             return commands.run(*command)
         return _run_command(sys.argv[1:])
     except KeyboardInterrupt:
-        # The command has removed its files and printed a message.
+        # Rust's commands report it themselves.
+        show("deepnvme: interrupted; the temporary files have been removed\n")
         return 1
 
 

@@ -23,7 +23,7 @@ _CHOICES = {
     "cache": ("cold", "warm"),
     "durability": DURABILITIES,
 }
-_OPTION = re.compile(r"--([a-z-]+)(=?<[A-Z_]+>)?")
+_OPTION = re.compile(r"--([a-z-]+)([= ]?<[A-Z_]+>)?")
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 

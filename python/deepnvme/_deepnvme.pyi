@@ -566,6 +566,7 @@ class Transfer:
         Raises:
             TimeoutError: the request is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
                 again, or cancel it.
+            ValueError: ``timeout`` is negative, or not a number.
             deepnvme.Error: the transfer failed. Each later ``result`` raises it again.
 
         Example:

@@ -26,6 +26,32 @@ pub(crate) fn run<T: Send + 'static>(
     run_polling(py, move || work(&|| seen.load(Ordering::SeqCst)), &mut || Ok(()), &stop, None)
 }
 
+/// Like [`run`], for work that says itself whether it was interrupted: returns its result instead of the exception.
+pub(crate) fn run_to_end<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
+) -> PyResult<T> {
+    let creator = CreatorProcess::current();
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&interrupted);
+    let started = threads::start(py, "deepnvme-work", move || work(&|| seen.load(Ordering::SeqCst)))?;
+    loop {
+        check_process(py, creator)?;
+        let waited = started.wait(py, SIGNAL_CHECK_INTERVAL);
+        // Also once the work has ended: an exception after it would replace the result.
+        if py.check_signals().is_err() {
+            interrupted.store(true, Ordering::SeqCst);
+        }
+        match waited {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}
+
 /// Runs `work`, which changes no file, on a thread. An exception from a signal is raised at once: the thread ends by
 /// itself and drops its result.
 pub(crate) fn run_read_only<T: Send + 'static>(

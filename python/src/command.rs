@@ -6,7 +6,7 @@ use deepnvme_cli::commands::{self, CheckedStdout, Session};
 use deepnvme_cli::{Error, Launcher};
 use pyo3::prelude::*;
 
-use crate::background::run;
+use crate::background::{run, run_to_end};
 use crate::error::{self, InvalidArgumentError};
 
 /// Run ``deepnvme ARGUMENTS...`` and return its exit status.
@@ -14,7 +14,7 @@ use crate::error::{self, InvalidArgumentError};
 pub(crate) fn _run_command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     let python = interpreter(py)?;
     commands::reserve_standard_streams();
-    run(py, move |interrupted| {
+    run_to_end(py, move |interrupted| {
         let (mut stdout, mut stderr) = (CheckedStdout::new(), std::io::stderr());
         commands::run(with_program_name(arguments), &mut session(&python, &mut stdout, &mut stderr, interrupted))
     })

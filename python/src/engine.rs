@@ -14,7 +14,7 @@ use crate::path::file_name;
 use crate::pending_request::SIGNAL_CHECK_INTERVAL;
 use crate::probe::Probe;
 use crate::request::{Offset, Request};
-use crate::settings::{self, RawSettings, direct_word, submit_word, window_word};
+use crate::settings::{self, Flag, RawSettings, Word, direct_word, submit_word, window_word};
 use crate::stats::Stats;
 use crate::timeline::{self, Trace};
 use crate::transfer::PyTransfer;
@@ -66,23 +66,29 @@ pub(crate) struct PyEngine {
 #[pymethods]
 impl PyEngine {
     #[new]
-    #[pyo3(signature = (*, backend="auto", workers=None, queue_depth=None, block_bytes=None, submit="batch",
-                        window="sliding", direct="preferred", gds="disabled", pool_bytes=None, lock_pool=true,
-                        register_pool=true))]
+    #[pyo3(
+        signature = (*, backend=Word::Text("auto"), workers=None, queue_depth=None, block_bytes=None,
+                     submit=Word::Text("batch"), window=Word::Text("sliding"), direct=Word::Text("preferred"),
+                     gds=Word::Text("disabled"), pool_bytes=None, lock_pool=Flag::Set(true),
+                     register_pool=Flag::Set(true)),
+        text_signature = "(*, backend=\"auto\", workers=None, queue_depth=None, block_bytes=None, submit=\"batch\", \
+                          window=\"sliding\", direct=\"preferred\", gds=\"disabled\", pool_bytes=None, \
+                          lock_pool=True, register_pool=True)"
+    )]
     #[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python signature")]
     fn new(
         py: Python<'_>,
-        backend: &str,
+        backend: Word<'_, '_>,
         workers: Option<&Bound<'_, PyAny>>,
         queue_depth: Option<&Bound<'_, PyAny>>,
         block_bytes: Option<&Bound<'_, PyAny>>,
-        submit: &str,
-        window: &str,
-        direct: &str,
-        gds: &str,
+        submit: Word<'_, '_>,
+        window: Word<'_, '_>,
+        direct: Word<'_, '_>,
+        gds: Word<'_, '_>,
         pool_bytes: Option<&Bound<'_, PyAny>>,
-        lock_pool: bool,
-        register_pool: bool,
+        lock_pool: Flag<'_, '_>,
+        register_pool: Flag<'_, '_>,
     ) -> PyResult<Self> {
         let config = RawSettings {
             backend,
@@ -127,7 +133,7 @@ impl PyEngine {
         py: Python<'_>,
         path: Option<&Bound<'_, PyAny>>,
         folder: Option<&Bound<'_, PyAny>>,
-        direction: Option<&str>,
+        direction: Option<Word<'_, '_>>,
     ) -> PyResult<Self> {
         let path = match path {
             Some(path) => file_name(path)?,
@@ -153,14 +159,17 @@ impl PyEngine {
     }
 
     #[doc = docs!(write)]
-    #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
+    #[pyo3(
+        signature = (tensor, path, offset=None, *, durability=Word::Text("none")),
+        text_signature = "($self, tensor, path, offset=None, *, durability=\"none\")"
+    )]
     pub(crate) fn write(
         &self,
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
         path: &Bound<'_, PyAny>,
         offset: Option<Offset>,
-        durability: &str,
+        durability: Word<'_, '_>,
     ) -> PyResult<u64> {
         Request::write(tensor, path, offset, durability)?.run(py, &*self.open_engine(py)?)
     }
@@ -178,14 +187,17 @@ impl PyEngine {
     }
 
     #[doc = docs!(start_write)]
-    #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
+    #[pyo3(
+        signature = (tensor, path, offset=None, *, durability=Word::Text("none")),
+        text_signature = "($self, tensor, path, offset=None, *, durability=\"none\")"
+    )]
     pub(crate) fn start_write(
         &self,
         py: Python<'_>,
         tensor: &Bound<'_, PyAny>,
         path: &Bound<'_, PyAny>,
         offset: Option<Offset>,
-        durability: &str,
+        durability: Word<'_, '_>,
     ) -> PyResult<PyTransfer> {
         Request::write(tensor, path, offset, durability)?.start(py, &*self.open_engine(py)?)
     }
@@ -197,8 +209,16 @@ impl PyEngine {
     }
 
     #[doc = docs!(write_batch)]
-    #[pyo3(signature = (items, *, durability="none"))]
-    pub(crate) fn write_batch(&self, py: Python<'_>, items: &Bound<'_, PyAny>, durability: &str) -> PyResult<u64> {
+    #[pyo3(
+        signature = (items, *, durability=Word::Text("none")),
+        text_signature = "($self, items, *, durability=\"none\")"
+    )]
+    pub(crate) fn write_batch(
+        &self,
+        py: Python<'_>,
+        items: &Bound<'_, PyAny>,
+        durability: Word<'_, '_>,
+    ) -> PyResult<u64> {
         Request::write_batch(items, durability)?.run(py, &*self.open_engine(py)?)
     }
 
@@ -209,12 +229,15 @@ impl PyEngine {
     }
 
     #[doc = docs!(start_write_batch)]
-    #[pyo3(signature = (items, *, durability="none"))]
+    #[pyo3(
+        signature = (items, *, durability=Word::Text("none")),
+        text_signature = "($self, items, *, durability=\"none\")"
+    )]
     pub(crate) fn start_write_batch(
         &self,
         py: Python<'_>,
         items: &Bound<'_, PyAny>,
-        durability: &str,
+        durability: Word<'_, '_>,
     ) -> PyResult<PyTransfer> {
         Request::write_batch(items, durability)?.start(py, &*self.open_engine(py)?)
     }
@@ -233,11 +256,12 @@ impl PyEngine {
     pub(crate) fn span(
         &self,
         py: Python<'_>,
-        name: &str,
-        lane: &str,
+        name: Word<'_, '_>,
+        lane: Word<'_, '_>,
         start_ns: &Bound<'_, PyAny>,
         end_ns: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
+        let (name, lane) = (name.text("name")?, lane.text("lane")?);
         timeline::span(&*self.open_engine(py)?, name, lane, timeline::range(start_ns, end_ns)?)
     }
 

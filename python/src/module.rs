@@ -7,6 +7,7 @@ use crate::docs::docs;
 use crate::engine::PyEngine;
 use crate::probe::Probe;
 use crate::request::Offset;
+use crate::settings::Word;
 use crate::stats::Stats;
 use crate::timeline::Trace;
 use crate::transfer::PyTransfer;
@@ -52,8 +53,11 @@ on_default_engine! {
 }
 
 on_default_engine! {
-    #[pyo3(signature = (tensor, path, offset=None, *, durability="none"))]
-    (tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Option<Offset>, durability: &str)
+    #[pyo3(
+        signature = (tensor, path, offset=None, *, durability=Word::Text("none")),
+        text_signature = "(tensor, path, offset=None, *, durability=\"none\")"
+    )]
+    (tensor: &Bound<'_, PyAny>, path: &Bound<'_, PyAny>, offset: Option<Offset>, durability: Word<'_, '_>)
     write -> u64, start_write -> PyTransfer
 }
 
@@ -64,14 +68,17 @@ on_default_engine! {
 }
 
 on_default_engine! {
-    #[pyo3(signature = (items, *, durability="none"))]
-    (items: &Bound<'_, PyAny>, durability: &str)
+    #[pyo3(
+        signature = (items, *, durability=Word::Text("none")),
+        text_signature = "(items, *, durability=\"none\")"
+    )]
+    (items: &Bound<'_, PyAny>, durability: Word<'_, '_>)
     write_batch -> u64, start_write_batch -> PyTransfer
 }
 
 on_default_engine! {
     #[pyo3(signature = (name, lane, start_ns, end_ns))]
-    (name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>)
+    (name: Word<'_, '_>, lane: Word<'_, '_>, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>)
     span -> ()
 }
 

@@ -15,7 +15,7 @@ use crate::memory::{self, AddressRange, check_disjoint, check_disjoint_from};
 use crate::once::intern;
 use crate::path::PathArgument;
 use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
-use crate::settings::{durability, number};
+use crate::settings::{Word, durability, number};
 use crate::transfer::PyTransfer;
 use crate::{detached_requests, error, reaper, tensor_memory, torch};
 
@@ -70,7 +70,7 @@ impl Request {
         tensor: &Bound<'_, PyAny>,
         path: &Bound<'_, PyAny>,
         offset: Option<Offset>,
-        durability_word: &str,
+        durability_word: Word<'_, '_>,
     ) -> PyResult<Self> {
         let options = WriteOptions { mode: write_mode(offset.is_none()), durability: durability(durability_word)? };
         let (source, path) = (tensor_memory::source(tensor)?, PathArgument::new(path)?);
@@ -109,7 +109,7 @@ impl Request {
         Ok(Self { verb: "read_batch", submit: Box::new(submit) })
     }
 
-    pub(crate) fn write_batch(items: &Bound<'_, PyAny>, durability_word: &str) -> PyResult<Self> {
+    pub(crate) fn write_batch(items: &Bound<'_, PyAny>, durability_word: Word<'_, '_>) -> PyResult<Self> {
         let durability = durability(durability_word)?;
         let batch = Batch::<Region>::collect(items, tensor_memory::source)?;
         let without_offset = batch.items.iter().filter(|(_, offset, _)| offset.is_none()).count();

@@ -1,7 +1,9 @@
 //! Parse settings from Python callers, and find the settings file of the environment.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
+use deepnvme_io::config::limits::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, QUEUE_DEPTH_MAX, WORKERS_MAX};
 use deepnvme_io::op::Direction;
 use deepnvme_io::size::{self, SIZE_FORMS, SIZE_MAX};
 use deepnvme_io::{BackendChoice, Config, DirectMode, Durability, SubmitMode, WindowMode};
@@ -9,26 +11,101 @@ use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyInt, PyString};
 
-use crate::error;
+use crate::error::{self, InvalidArgumentError};
 
 /// Returns the settings file that the environment names.
 pub(crate) fn settings_path() -> Option<PathBuf> {
     std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
+/// An argument that has to be a text, as passed. The caller knows its name, and refuses other values by it.
+#[derive(Clone, Copy)]
+pub(crate) enum Word<'a, 'py> {
+    Text(&'a str),
+    Other(Borrowed<'a, 'py, PyAny>),
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Word<'a, 'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        Ok(object.extract::<&'a str>().map_or(Self::Other(object), Self::Text))
+    }
+}
+
+impl<'a> Word<'a, '_> {
+    /// Returns the text.
+    pub(crate) fn text(self, name: &str) -> PyResult<&'a str> {
+        match self {
+            Self::Text(text) => Ok(text),
+            Self::Other(value) if value.is_instance_of::<PyString>() => Err(InvalidArgumentError::new_err(format!(
+                "{name} is {}; it must be a text that UTF-8 can hold",
+                shown(&value)
+            ))),
+            Self::Other(value) => {
+                Err(PyTypeError::new_err(format!("{name} is {}; it must be a text (str)", shown(&value))))
+            }
+        }
+    }
+
+    /// Returns the value that the word stands for.
+    fn choose<T: Copy>(self, name: &str, choices: &[(&str, T)]) -> PyResult<T> {
+        let wanted = |shown: &str| {
+            let words: Vec<String> = choices.iter().map(|(word, _)| format!("'{word}'")).collect();
+            let (last, others) = words.split_last().map_or(("", &[][..]), |(last, others)| (last.as_str(), others));
+            format!("{name} is {shown}; it must be {} or {last}", others.join(", "))
+        };
+        match self {
+            Self::Text(text) => {
+                choices.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
+                    let shown: String = format!("{text:?}").trim_matches('"').chars().take(SHOWN_MAX).collect();
+                    InvalidArgumentError::new_err(wanted(&format!("'{shown}'")))
+                })
+            }
+            Self::Other(value) => Err(PyTypeError::new_err(wanted(&shown(&value)))),
+        }
+    }
+}
+
+/// An argument that has to be `True` or `False`, as passed.
+#[derive(Clone, Copy)]
+pub(crate) enum Flag<'a, 'py> {
+    Set(bool),
+    Other(Borrowed<'a, 'py, PyAny>),
+}
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Flag<'a, 'py> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        Ok(object.cast::<PyBool>().map_or(Self::Other(object), |flag| Self::Set(flag.is_true())))
+    }
+}
+
+impl Flag<'_, '_> {
+    fn get(self, name: &str) -> PyResult<bool> {
+        match self {
+            Self::Set(flag) => Ok(flag),
+            Self::Other(value) => {
+                Err(PyTypeError::new_err(format!("{name} is {}; it must be True or False", shown(&value))))
+            }
+        }
+    }
+}
+
 /// The settings of `Engine(...)` as passed.
 pub(crate) struct RawSettings<'a, 'py> {
-    pub(crate) backend: &'a str,
+    pub(crate) backend: Word<'a, 'py>,
     pub(crate) workers: Option<&'a Bound<'py, PyAny>>,
     pub(crate) queue_depth: Option<&'a Bound<'py, PyAny>>,
     pub(crate) block_bytes: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) submit: &'a str,
-    pub(crate) window: &'a str,
-    pub(crate) direct: &'a str,
-    pub(crate) gds: &'a str,
+    pub(crate) submit: Word<'a, 'py>,
+    pub(crate) window: Word<'a, 'py>,
+    pub(crate) direct: Word<'a, 'py>,
+    pub(crate) gds: Word<'a, 'py>,
     pub(crate) pool_bytes: Option<&'a Bound<'py, PyAny>>,
-    pub(crate) lock_pool: bool,
-    pub(crate) register_pool: bool,
+    pub(crate) lock_pool: Flag<'a, 'py>,
+    pub(crate) register_pool: Flag<'a, 'py>,
 }
 
 impl RawSettings<'_, '_> {
@@ -36,74 +113,44 @@ impl RawSettings<'_, '_> {
     pub(crate) fn parse(&self) -> PyResult<Config> {
         let defaults = Config::default();
         Ok(Config {
-            backend: backend(self.backend)?,
-            workers: small("workers", self.workers)?.unwrap_or(defaults.workers),
-            queue_depth: small("queue_depth", self.queue_depth)?.unwrap_or(defaults.queue_depth),
-            block_bytes: size("block_bytes", self.block_bytes)?.unwrap_or(defaults.block_bytes),
-            submit: submit(self.submit)?,
-            window: window(self.window)?,
-            direct: direct("direct", self.direct)?,
-            gds: direct("gds", self.gds)?,
-            pool_bytes: size("pool_bytes", self.pool_bytes)?,
-            lock_pool: self.lock_pool,
-            register_pool: self.register_pool,
+            backend: self.backend.choose("backend", &BACKENDS)?,
+            workers: small("workers", self.workers, WORKERS_MAX)?.unwrap_or(defaults.workers),
+            queue_depth: small("queue_depth", self.queue_depth, QUEUE_DEPTH_MAX)?.unwrap_or(defaults.queue_depth),
+            block_bytes: size("block_bytes", self.block_bytes, &(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX))?
+                .unwrap_or(defaults.block_bytes),
+            submit: self.submit.choose("submit", &SUBMIT_MODES)?,
+            window: self.window.choose("window", &WINDOW_MODES)?,
+            direct: self.direct.choose("direct", &DIRECT_MODES)?,
+            gds: self.gds.choose("gds", &DIRECT_MODES)?,
+            pool_bytes: size("pool_bytes", self.pool_bytes, &(BLOCK_BYTES_MIN..=WHOLE_MAX))?,
+            lock_pool: self.lock_pool.get("lock_pool")?,
+            register_pool: self.register_pool.get("register_pool")?,
         })
     }
 }
 
-fn backend(word: &str) -> PyResult<BackendChoice> {
-    match word {
-        "auto" => Ok(BackendChoice::Auto),
-        "io_uring" => Ok(BackendChoice::Uring),
-        "aio" => Ok(BackendChoice::Aio),
-        "threads" => Ok(BackendChoice::Threads),
-        _ => Err(unknown("backend", word, "\"auto\", \"io_uring\", \"aio\" or \"threads\"")),
-    }
-}
-
-fn submit(word: &str) -> PyResult<SubmitMode> {
-    match word {
-        "batch" => Ok(SubmitMode::Batch),
-        "single" => Ok(SubmitMode::Single),
-        _ => Err(unknown("submit", word, "\"batch\" or \"single\"")),
-    }
-}
-
-fn window(word: &str) -> PyResult<WindowMode> {
-    match word {
-        "sliding" => Ok(WindowMode::Sliding),
-        "drain" => Ok(WindowMode::Drain),
-        _ => Err(unknown("window", word, "\"sliding\" or \"drain\"")),
-    }
-}
-
-fn direct(name: &str, word: &str) -> PyResult<DirectMode> {
-    match word {
-        "preferred" => Ok(DirectMode::Preferred),
-        "required" => Ok(DirectMode::Required),
-        "disabled" => Ok(DirectMode::Disabled),
-        _ => Err(unknown(name, word, "\"preferred\", \"required\" or \"disabled\"")),
-    }
-}
+const BACKENDS: [(&str, BackendChoice); 4] = [
+    ("auto", BackendChoice::Auto),
+    ("io_uring", BackendChoice::Uring),
+    ("aio", BackendChoice::Aio),
+    ("threads", BackendChoice::Threads),
+];
+const SUBMIT_MODES: [(&str, SubmitMode); 2] = [("batch", SubmitMode::Batch), ("single", SubmitMode::Single)];
+const WINDOW_MODES: [(&str, WindowMode); 2] = [("sliding", WindowMode::Sliding), ("drain", WindowMode::Drain)];
+const DIRECT_MODES: [(&str, DirectMode); 3] =
+    [("preferred", DirectMode::Preferred), ("required", DirectMode::Required), ("disabled", DirectMode::Disabled)];
+const DIRECTIONS: [(&str, Direction); 2] = [("read", Direction::Read), ("write", Direction::Write)];
+const DURABILITIES: [(&str, Durability); 3] =
+    [("none", Durability::None), ("data", Durability::Data), ("full", Durability::Full)];
 
 /// Parses the direction of an engine that does only one.
-pub(crate) fn direction(word: Option<&str>) -> PyResult<Option<Direction>> {
-    match word {
-        None => Ok(None),
-        Some("read") => Ok(Some(Direction::Read)),
-        Some("write") => Ok(Some(Direction::Write)),
-        Some(other) => Err(unknown("direction", other, "\"read\" or \"write\"")),
-    }
+pub(crate) fn direction(word: Option<Word<'_, '_>>) -> PyResult<Option<Direction>> {
+    word.map(|word| word.choose("direction", &DIRECTIONS)).transpose()
 }
 
 /// Parses a durability.
-pub(crate) fn durability(word: &str) -> PyResult<Durability> {
-    match word {
-        "none" => Ok(Durability::None),
-        "data" => Ok(Durability::Data),
-        "full" => Ok(Durability::Full),
-        _ => Err(unknown("durability", word, "\"none\", \"data\" or \"full\"")),
-    }
+pub(crate) fn durability(word: Word<'_, '_>) -> PyResult<Durability> {
+    word.choose("durability", &DURABILITIES)
 }
 
 pub(crate) fn submit_word(mode: SubmitMode) -> &'static str {
@@ -128,35 +175,39 @@ pub(crate) fn direct_word(mode: DirectMode) -> &'static str {
     }
 }
 
-fn unknown(name: &str, word: &str, words: &str) -> PyErr {
-    let text = format!("{name} is {word:?}; it must be {words}");
-    Python::attach(|py| error::plain(py, "InvalidArgumentError", text))
-}
-
 /// Largest allowed whole number: no file or memory has more bytes.
 const WHOLE_MAX: u64 = SIZE_MAX;
 /// Maximum characters of a rejected value in an error.
 const SHOWN_MAX: usize = 100;
 
-/// Parses a non-negative whole number from any Python integer.
-pub(crate) fn whole(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-    value.map(|value| number(name, value)).transpose()
-}
-
 /// Parses a whole number that a caller passed. Errors name the argument and its range.
 pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
-    integer(value, 0, || format!("{name} is {}; it must be a whole number between 0 and {WHOLE_MAX}", shown(value)))
+    let detail = || {
+        // Of a number that is not too large, the largest one tells nobody anything.
+        let is_too_large = value.is_instance_of::<PyInt>() && value.gt(0).unwrap_or(false);
+        let range = if is_too_large { format!("between 0 and {WHOLE_MAX}") } else { "of at least 0".into() };
+        format!("{name} is {}; it must be a whole number {range}", shown(value))
+    };
+    integer(value, 0, detail)
 }
 
-/// Parses a number of bytes: any Python integer, or text such as `"4GB"`. The engine checks its range.
-pub(crate) fn size(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u64>> {
-    value.map(|value| bytes(name, value, 0)).transpose()
+/// Parses a number of bytes: any Python integer, or text such as `"4GB"`. The engine checks `wanted`; errors about
+/// other values name it.
+pub(crate) fn size(
+    name: &str,
+    value: Option<&Bound<'_, PyAny>>,
+    wanted: &RangeInclusive<u64>,
+) -> PyResult<Option<u64>> {
+    value.map(|value| bytes(name, value, 0, wanted)).transpose()
 }
 
 /// Parses a number of bytes, at least `low`. Errors name the argument, and say which forms are accepted.
-pub(crate) fn bytes(name: &str, value: &Bound<'_, PyAny>, low: u64) -> PyResult<u64> {
-    let range = format!("between {low} and {WHOLE_MAX}");
-    let detail = || format!("{name} is {}; it must be {SIZE_FORMS}, or a number of bytes {range}", shown(value));
+fn bytes(name: &str, value: &Bound<'_, PyAny>, low: u64, wanted: &RangeInclusive<u64>) -> PyResult<u64> {
+    let detail = || {
+        let (low, high) = (wanted.start(), wanted.end());
+        let range = format!("between {low} and {high}");
+        format!("{name} is {}; it must be {SIZE_FORMS}, or a number of bytes {range}", shown(value))
+    };
     match value.cast::<PyString>() {
         Ok(text) => size::parse(&text.to_string_lossy())
             .filter(|bytes| *bytes >= low)
@@ -182,7 +233,7 @@ fn integer(value: &Bound<'_, PyAny>, low: u64, detail: impl Fn() -> String) -> P
 /// Parse a size, at least 1, for the functions that are written in Python.
 #[pyfunction]
 pub(crate) fn _parse_bytes(value: &Bound<'_, PyAny>, name: &str) -> PyResult<u64> {
-    bytes(name, value, 1)
+    bytes(name, value, 1, &(1..=WHOLE_MAX))
 }
 
 /// Formats the caller's value, shortened. Python refuses to print numbers of thousands of digits, and a `__repr__` may
@@ -198,7 +249,31 @@ fn shown(value: &Bound<'_, PyAny>) -> String {
     }
 }
 
-/// Like `whole`, for 32-bit settings. Larger numbers saturate, and the engine refuses them by name.
-fn small(name: &str, value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<u32>> {
-    Ok(whole(name, value)?.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
+/// Parses a whole number up to `high`. The engine checks the range; errors about other values name it.
+fn small(name: &str, value: Option<&Bound<'_, PyAny>>, high: u32) -> PyResult<Option<u32>> {
+    let detail = |value| format!("{name} is {}; it must be a whole number between 1 and {high}", shown(value));
+    let parsed = value.map(|value| integer(value, 0, || detail(value))).transpose()?;
+    Ok(parsed.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
+}
+
+/// An argument that limits a wait, in seconds.
+#[derive(Clone, Copy)]
+pub(crate) struct Timeout(pub(crate) f64);
+
+impl<'a, 'py> FromPyObject<'a, 'py> for Timeout {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'a, 'py, PyAny>) -> PyResult<Self> {
+        let refused =
+            || format!("timeout is {}; it must be seconds of at least 0, or None to wait forever", shown(&object));
+        match object.extract::<f64>() {
+            _ if object.is_instance_of::<PyBool>() => Err(PyTypeError::new_err(refused())),
+            Ok(seconds) if seconds >= 0.0 => Ok(Self(seconds)),
+            Err(error) if error.is_instance_of::<PyTypeError>(object.py()) => Err(PyTypeError::new_err(refused())),
+            Err(error) if !error.is_instance_of::<PyOverflowError>(object.py()) => Err(error),
+            // An integer that no float holds.
+            Err(_) if object.gt(0)? => Ok(Self(f64::INFINITY)),
+            _ => Err(InvalidArgumentError::new_err(refused())),
+        }
+    }
 }

@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::error::{self, InvalidArgumentError};
 use crate::ignored::Ignored;
 use crate::open_engine::OpenEngine;
-use crate::settings::number;
+use crate::settings::{Word, number};
 
 /// Record an engine's work while the block runs, and write it to a file.
 ///
@@ -90,8 +90,14 @@ impl Trace {
     ///
     /// Raises:
     ///     ValueError: the bar ends before it starts, or the trace is not recording.
-    fn span(&self, name: &str, lane: &str, start_ns: &Bound<'_, PyAny>, end_ns: &Bound<'_, PyAny>) -> PyResult<()> {
-        let range = range(start_ns, end_ns)?;
+    fn span(
+        &self,
+        name: Word<'_, '_>,
+        lane: Word<'_, '_>,
+        start_ns: &Bound<'_, PyAny>,
+        end_ns: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (name, lane, range) = (name.text("name")?, lane.text("lane")?, range(start_ns, end_ns)?);
         match &*self.state() {
             TimelineState::Running(recording) => add(&recording.lane(lane), name, range),
             TimelineState::New | TimelineState::Over(_) => {

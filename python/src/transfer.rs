@@ -11,10 +11,10 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use rustix::event::{EventfdFlags, eventfd};
 
-use crate::error::InvalidArgumentError;
 use crate::ignored::Ignored;
 use crate::once::intern;
 use crate::pending_request::PendingRequest;
+use crate::settings::Timeout;
 use crate::{detached_requests, error, exit, reaper};
 
 /// A request in flight, from ``start_read``, ``start_write`` or their batches.
@@ -55,19 +55,21 @@ impl PyTransfer {
     /// Raises:
     ///     TimeoutError: the request is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
     ///         again, or cancel it.
+    ///     ValueError: ``timeout`` is negative, or not a number.
     ///     deepnvme.Error: the transfer failed. Each later ``result`` raises it again.
     ///
     /// Example:
     ///     >>> deepnvme.start_write(torch.ones(1024), "weights.bin").result()
     ///     4096
     #[pyo3(signature = (timeout=None))]
-    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
+    fn result(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<u64> {
         detached_requests::reap(py);
-        let limit = timeout.map_or(Ok(None), duration)?;
+        // Durations that overflow mean no limit.
+        let limit = timeout.and_then(|timeout| Duration::try_from_secs_f64(timeout.0).ok());
         if let Some(request) = self.request() {
             let is_done = request.wait(py, limit)?;
             if !is_done {
-                return Err(self.timed_out(py, timeout.unwrap_or_default()));
+                return Err(self.timed_out(py, timeout.map_or(0.0, |timeout| timeout.0)));
             }
         }
         self.handle_completion();
@@ -205,14 +207,6 @@ impl Drop for PyTransfer {
             Python::try_attach(|py| detached_requests::warn_of_failure(py, error));
         }
     }
-}
-
-fn duration(seconds: f64) -> PyResult<Option<Duration>> {
-    if seconds.is_nan() {
-        return Err(InvalidArgumentError::new_err("timeout is not a number; pass seconds, or None to wait forever"));
-    }
-    // Durations that overflow mean no limit.
-    Ok(Duration::try_from_secs_f64(seconds.max(0.0)).ok())
 }
 
 /// Progress of a request, in bytes. ``Transfer.progress`` returns it.

@@ -10,7 +10,8 @@ use crate::engine::PyEngine;
 use crate::handle::Handle;
 use crate::path::PathArgument;
 use crate::pending_request::{CANCEL_TIMEOUT, SIGNAL_CHECK_INTERVAL};
-use crate::{default, error, memory, settings, tensor_memory, threads};
+use crate::settings::{self, Word};
+use crate::{default, error, memory, tensor_memory, threads};
 
 /// Bytes written between signal checks.
 const STEP_BYTES: usize = 32 << 20;
@@ -30,7 +31,7 @@ impl FileWriter {
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
         engine: Option<&Bound<'_, PyEngine>>,
-        durability: &str,
+        durability: Word<'_, '_>,
     ) -> PyResult<Self> {
         let durability = settings::durability(durability)?;
         let target = PathArgument::new(path)?.named(|number| {

@@ -20,9 +20,9 @@ import deepnvme
         ({"block_bytes": 5000}, "multiple of 4096"),
         ({"block_bytes": 1 << 30}, "block_bytes is"),
         ({"pool_bytes": 1}, "pool_bytes is 1; it must be at least"),
-        ({"backend": "uring"}, '"auto", "io_uring", "aio" or "threads"'),
-        ({"submit": "many"}, '"batch" or "single"'),
-        ({"direct": "yes"}, '"preferred", "required" or "disabled"'),
+        ({"backend": "uring"}, "'auto', 'io_uring', 'aio' or 'threads'"),
+        ({"submit": "many"}, "'batch' or 'single'"),
+        ({"direct": "yes"}, "'preferred', 'required' or 'disabled'"),
     ],
 )
 def test_settings_are_checked(setting: dict[str, Any], message: str) -> None:
@@ -37,7 +37,7 @@ def test_settings_of_the_wrong_type(tmp_path: Path) -> None:
         deepnvme.Engine(4)  # type: ignore[arg-type, call-arg]
     with pytest.raises(TypeError):
         deepnvme.Engine(threads=4)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match='"none", "data" or "full"'):
+    with pytest.raises(ValueError, match="'none', 'data' or 'full'"):
         deepnvme.write(b"x", tmp_path / "file", durability="yes")  # type: ignore[arg-type]
 
 

@@ -187,6 +187,49 @@ def test_an_interrupted_benchmark_leaves_nothing(tmp_path: Path, number: signal.
     assert list(tmp_path.iterdir()) == []
 
 
+INTERRUPTED = """
+import os, signal, sys, threading
+from deepnvme._deepnvme import _run_command
+
+thread = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGINT))
+thread.start()
+status = _run_command(sys.argv[1:])
+try:
+    thread.join()
+except KeyboardInterrupt:
+    pass
+print("status", status)
+"""
+
+
+def test_an_interrupted_command_says_so_or_ends_its_work(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    deepnvme.save({f"{index}.weight": torch.randn(500, 500) for index in range(4)}, tmp_path / "m.safetensors")
+    for arguments in (["report", str(tmp_path)], ["pack", str(tmp_path / "m.safetensors"), "packed", "--dry-run"]):
+        done = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        said = "deepnvme: interrupted; the temporary files have been removed" in done.stderr
+        assert done.stdout.splitlines()[-1] == ("status 1" if said else "status 0"), done.stderr
+    assert not (tmp_path / "packed").exists()
+
+
+def test_errors_of_a_sweep_config_name_it(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text("")
+    done = command("tune", str(tmp_path), "--sweep-config", str(tmp_path / "s.json"))
+    assert done.returncode == 2
+    assert f"{tmp_path / 's.json'}: the sweep config must be a JSON object of lists" in done.stderr
+
+
+def test_a_file_of_the_kernel_is_explained() -> None:
+    path = "/sys/kernel/mm/transparent_hugepage/enabled"
+    if not os.path.exists(path):  # noqa: PTH110
+        pytest.skip("no sysfs here")
+    done = command("inspect", path)
+    assert done.returncode == 1
+    assert "copy files of /proc and /sys to a disk first" in done.stderr
+
+
 def test_tuning_writes_settings_that_engines_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, output, plot = tmp_path / "data", tmp_path / "deepnvme.toml", tmp_path / "map.svg"
     folder.mkdir()
@@ -274,5 +317,5 @@ def test_settings_of_a_file_are_checked(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         deepnvme.Engine.from_file(tmp_path / "missing.toml")
     settings.write_text("")
-    with pytest.raises(ValueError, match='"read" or "write"'):
+    with pytest.raises(ValueError, match="'read' or 'write'"):
         deepnvme.Engine.from_file(settings, direction="both")  # type: ignore[arg-type]

@@ -83,8 +83,8 @@ pub enum Error {
         path: PathBuf,
     },
     /// Full verification was requested, but the file contains no checksums.
-    #[error("{}: {}; if deepnvme saved it, restore it from a copy; otherwise, use \
-             verify='sample'", display::path(path),
+    #[error("{}: {}, so nothing can be compared; if deepnvme saved it, restore it from a copy; otherwise use \
+             verify='off', or save it with deepnvme first", display::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
             else { "the file has no checksums" })]
     NoChecksums {

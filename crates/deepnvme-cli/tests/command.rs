@@ -411,3 +411,23 @@ fn deepspeeds_commands_take_its_options_and_print_its_lines() {
     assert!(log_dir.join("_aio_bench_write_logs/write_block_overlap_ftd1_d4_bs128K_p2.txt").exists());
     assert!(is_empty(folder.path()));
 }
+
+#[test]
+fn commands_that_change_nothing_report_an_interrupt() {
+    use deepnvme_cli::commands::{Session, run};
+    let folder = tempfile::tempdir().unwrap();
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let status = run(
+        ["deepnvme", "report", folder.path().to_str().unwrap()],
+        &mut Session {
+            stdout: &mut stdout,
+            stderr: &mut stderr,
+            interrupted: &|| true,
+            launcher: deepnvme_cli::Launcher { program: "/bin/false".into(), arguments: vec![] },
+            python: "python3".into(),
+        },
+    );
+    let said = String::from_utf8(stderr).unwrap();
+    assert_eq!((status, stdout.as_slice()), (1, &[][..]), "{said}");
+    assert!(said.starts_with("deepnvme: interrupted"), "{said}");
+}

@@ -116,10 +116,17 @@ impl Error {
     #[must_use]
     pub fn end_of_file(operation: &'static str, file_bytes: u64, offset: u64, bytes: u64) -> Self {
         let available = file_bytes.saturating_sub(offset).min(bytes);
-        let detail = format!(
-            "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {available} are \
-             there; ask for a range inside the file, or write the file again if it was cut"
-        );
+        let detail = if available == bytes {
+            format!(
+                "the file ends before the size that the system states for it ({file_bytes} bytes); copy files of /proc \
+                 and /sys to a disk first, and wait until nothing changes the file"
+            )
+        } else {
+            format!(
+                "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {available} are \
+                 there; ask for a range inside the file, or write the file again if it was cut"
+            )
+        };
         Self::new(ErrorKind::UnexpectedEof, operation, detail).at_offset(offset).after_bytes(available)
     }
 

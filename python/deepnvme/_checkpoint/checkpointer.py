@@ -79,7 +79,8 @@ class Checkpointer:
         memory: bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept until ``close``.
             Default: the size of the first state, at most a quarter of the available memory for all processes of a
             machine.
-        format: ``"pt"`` (default) or ``"safetensors"``.
+        format: ``"pt"`` (default), which takes nested states, or ``"safetensors"``, which takes flat dicts of tensors
+            only.
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.

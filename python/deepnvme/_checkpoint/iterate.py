@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.source_files import retry_if_replaced
-from deepnvme._deepnvme import _CheckpointReader, _find_set
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import require_torch
 from deepnvme.errors import ChangedFileError, InvalidArgumentError
@@ -42,7 +42,7 @@ _COPY_BELOW_FRACTION = 1 / 64
 
 
 def iterate_weights(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    source: str | bytes | os.PathLike[str] | StripeSet | Iterable[str | os.PathLike[str]],
     *,
     prefetch_bytes: int | str = PREFETCH_BYTES,
     wanted: Callable[[str], bool] | None = None,
@@ -57,7 +57,7 @@ def iterate_weights(
     its new state; one that is replaced later, in its old state.
 
     Args:
-        source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, or several files.
+        source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, a stripe set, or several files.
         prefetch_bytes: memory for tensors that are being read or wait for the caller: bytes, or a text such as
             ``"1GB"``. A larger tensor is read alone. Default 512 MiB.
         wanted: returns whether the tensor of a name is needed; others are not read. Default: all.
@@ -84,7 +84,9 @@ def iterate_weights(
     """
     require_torch("iterate_weights")
     request = _Request(parse_bytes(prefetch_bytes, "prefetch_bytes"), wanted, verify, engine)
-    if isinstance(source, str | os.PathLike):
+    if isinstance(source, StripeSet):
+        source = source.manifest_path
+    if isinstance(source, str | bytes | os.PathLike):
         files = retry_if_replaced(source, lambda: _find_set(source, verify != "off"), request.open_all)
     else:
         files = request.open_all([(path, None, None) for path in source])

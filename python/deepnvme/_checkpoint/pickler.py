@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3, get_tensor_metadata
 from torch.nn import Parameter
 
-from deepnvme._checkpoint.safe_unpickler import advice_to_allow, loadable_globals
+from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, loadable_globals
 from deepnvme._checkpoint.state_walk import each_with_keys, keys_of
 from deepnvme._checkpoint.tensor_names import expression
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
@@ -254,14 +254,16 @@ def _without_tensors(state: object) -> object:
 
 def _warn_of_refused(state: object, refused: list[tuple[Any, Any]]) -> None:
     """Name the values of a state that ``load`` will refuse, and the call that allows them."""
-    places = []
+    places, can_be_allowed = [], False
     for thing, owner in refused[:_REFUSED_MAX]:
         # A class may be the value itself, or that of an object inside of the value.
         found = [keys for keys in (_where(state, thing), _where(state, owner)) if keys is not None]
-        places.append(f"{found[0] if found and found[0] else 'the state'} needs {advice_to_allow(thing)}")
+        advice = advice_to_allow(thing)
+        can_be_allowed |= ALLOWING_CALL in advice
+        places.append(f"{found[0] if found and found[0] else 'the state'} needs {advice}")
     more = f"; and {len(refused) - _REFUSED_MAX} more" if len(refused) > _REFUSED_MAX else ""
     warn_caller(
         "deepnvme.load and torch.load(weights_only=True) will refuse this file, because it asks for code that is not "
-        f"known to be safe: {'; '.join(places)}{more}. Save plain values and tensors instead, or make that call before "
-        "loading"
+        f"known to be safe: {'; '.join(places)}{more}. Save plain values and tensors instead"
+        f"{', or make that call before loading' if can_be_allowed else ''}"
     )

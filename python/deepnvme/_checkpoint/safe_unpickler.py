@@ -39,6 +39,10 @@ _DEFAULT_NAMES: dict[str, list[str]] = {
     "builtins": ["bytes", "bytearray", "set", "complex", "frozenset"],
 }  # fmt: skip
 # Modules that are never allowed, even if the user asks for them.
+# The call that allows classes and functions.
+ALLOWING_CALL = "torch.serialization.add_safe_globals"
+# Characters of the dtypes of numpy that a file may need: those without objects.
+_NUMPY_DTYPES = "?bhilqBHILQefdgFDGSUMm"
 _NEVER_ALLOWED = ("os", "posix", "nt", "sys", "subprocess")
 
 
@@ -81,7 +85,7 @@ def advice_to_allow(thing: Any) -> str:
         return f"{module}.{name} (save module.state_dict() instead)"
     if root == "numpy":
         return f"{module}.{name} (save value.item() or torch.from_numpy(array) instead)"
-    return f"{module}.{name}: torch.serialization.add_safe_globals([{name}])"
+    return f"{module}.{name}: {ALLOWING_CALL}([{name}])"
 
 
 def _python3_name(module: str, name: str) -> tuple[str, str]:
@@ -121,13 +125,14 @@ def _refusal(path: object, full: str) -> str:
 
 def _numpy_refusal(path: object, full: str) -> str:
     """Return advice for numbers and arrays of numpy, which need several of its internal globals."""
+    # Its name before numpy 2.
+    core = "numpy.core" if full.startswith("numpy.core.") else "numpy._core"
     return (
         f"{path}: the file asks for {full}, which is not known to be safe, and was not loaded. Save numpy's numbers as "
-        "Python's (value.item()), its arrays as tensors (torch.from_numpy), and a random state as a dict of both. To "
-        "load this file, if you trust its author, allow what it needs: "
-        "torch.serialization.add_safe_globals([(numpy._core.multiarray.scalar, 'numpy._core.multiarray.scalar'), "
-        "(numpy._core.multiarray._reconstruct, 'numpy._core.multiarray._reconstruct'), numpy.ndarray, numpy.dtype, "
-        "type(numpy.dtype(...)) of its dtypes]); if the message names numpy.core, use that name instead"
+        "Python's (value.item()), its arrays as tensors (torch.from_numpy) or lists (tolist). To load this file, if "
+        f"you trust its author, allow what it needs: import numpy, torch; core = {core}.multiarray; {ALLOWING_CALL}(["
+        f"(core.scalar, '{core}.multiarray.scalar'), (core._reconstruct, '{core}.multiarray._reconstruct'), "
+        f"numpy.ndarray, numpy.dtype, *(type(numpy.dtype(each)) for each in '{_NUMPY_DTYPES}')])"
     )
 
 

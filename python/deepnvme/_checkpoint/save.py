@@ -270,7 +270,11 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
     for name, tensor in obj.items():
         if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
             what = f"{name!r}: {type(tensor).__name__}"
-            remedy = _NUMPY_REMEDY if type(tensor).__module__ == "numpy" else "leave it out, or save a .pt file"
+            remedy = (
+                _NUMPY_REMEDY
+                if type(tensor).__module__ == "numpy"
+                else "leave it out, or save a .pt file (a Checkpointer: format='pt')"
+            )
             msg = f"a safetensors file holds names and tensors, and this has {what}; {remedy}"
             raise TypeError(msg)
         _check_utf8(name, "a tensor's name")

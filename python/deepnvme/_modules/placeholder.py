@@ -56,15 +56,22 @@ class Placeholder(torch.Tensor):
     def __reduce_ex__(self, _protocol: object) -> Any:
         if self.gate.is_closed:
             raise self.gate.closed_error(f"{self.weight_name} is on disk: ")
-        raise RuntimeError(f"{self.weight_name} is on disk and cannot be pickled; load the weights into memory first")
+        raise self._refused(_PICKLING)
 
     def _refused(self, what: str) -> Exception:
         if self.gate.is_closed:
             return self.gate.closed_error(f"{self.weight_name} is on disk: ")
+        if what in _CASTS:
+            text = "a streamed model can be neither cast nor moved; pass dtype= or device= to deepnvme.stream"
+        elif what in _COPIES:
+            text = "a streamed model can be neither copied nor saved; copy its folder or file"
+        else:
+            text = (
+                f"it is in memory only while its module runs. {what} was called on it from elsewhere; call the module "
+                "itself, stream with more memory, so that the module around it is loaded as a whole"
+            )
         return RuntimeError(
-            f"{self.weight_name} is on disk: it is in memory only while its module runs. {what} was called on it from "
-            "elsewhere; call the module itself, stream with more memory, so that the module around it is loaded as a "
-            "whole, or close the streaming and load the weights into memory"
+            f"{self.weight_name} is on disk: {text}, or close the streaming and load the weights into memory"
         )
 
     def data_ptr(self) -> int:
@@ -125,6 +132,10 @@ class Placeholder(torch.Tensor):
         raise first._refused(str(func))  # noqa: SLF001
 
 
+_PICKLING = "__reduce_ex__"
+# Operations of `Module.to`, and those of copies and saves.
+_CASTS = frozenset(("aten._to_copy.default", "aten.empty_like.default"))
+_COPIES = frozenset((_PICKLING, "aten.clone.default", "share_memory_", "untyped_storage"))
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 

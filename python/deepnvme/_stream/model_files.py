@@ -89,6 +89,11 @@ class ModelFiles:
                 error.filename = path
                 raise error
 
+    def label(self, origin: Origin) -> str:
+        """Return the path of the file with a tensor, for errors."""
+        sources = [self.sources[each.source] for each in origin.ranges[:1]] or self.sources[:1]
+        return ", ".join(os.fspath(_label(source)) for source in sources)
+
     def _open(self, found: Sequence[_Found], engine: Engine | None) -> None:
         self.sources.clear()
         self.tensors.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,15 +29,20 @@ from deepnvme._stream.weight_provenance import find_origins, named_tensors, repl
 from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import check_device, checked_dtype, parsed_device
-from deepnvme.errors import ClosedError, UnsupportedError
+from deepnvme.errors import ClosedError, InvalidArgumentError, NotFolderError, NotFoundError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.
 _TOKENS_MAX = 1 << 31
 _PREFETCH_LAYERS_MAX = 1 << 20
+# Short names of dtypes, as those of `deepnvme pack`. The names of torch are accepted as well.
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Part of the error about a folder without a model.
+_NO_WEIGHTS = "the folder has none of"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
+    from pathlib import Path
 
     from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
@@ -58,6 +64,10 @@ class Streaming:
         model_bytes: bytes of all weights of the model.
         resident_bytes: bytes of the weights that stay in memory.
         device: the device that computes.
+        steps: the recorder of the model's calls. ``steps.last`` has the last 10,000: ``seconds``, ``tokens_per_s``,
+            ``disk_gb_per_s``, ``overlap`` and ``roofline`` of each.
+        layer_cache: the layers in memory; ``None`` if all weights stay there, or once the model is closed.
+        row_cache: the rows and experts in memory; ``None`` if there are none.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
@@ -251,6 +261,10 @@ class Streaming:
 
         Yields:
             The index of a prompt and the generated text, batch by batch.
+
+        Raises:
+            ValueError: a prompt has no tokens, or a number is out of range.
+            ClosedError: the model was closed.
         """
         batch = None if batch is None else whole(batch, "batch", 1, _TOKENS_MAX)
         max_new_tokens = whole(max_new_tokens, "max_new_tokens", 1, _TOKENS_MAX)
@@ -346,8 +360,8 @@ def stream(
         memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
             in addition.
         device: the device to compute on. Default ``"cpu"``.
-        dtype: dtype of the weights in memory; bf16, fp16 and fp32 are cast to each other on load. Default ``"auto"``:
-            the dtype of the model's config, or of the files.
+        dtype: dtype of the weights in memory, such as ``torch.bfloat16`` or ``"bf16"``; bf16, fp16 and fp32 are cast
+            to each other on load. Default ``"auto"``: the dtype of the model's config, or of the files.
         weights: the file or folder with the state dict. A module needs it. Default: the model's folder.
         prefetch_layers: number of layers to read ahead. Default: 2, or 3 if weights are cast, unpacked or dequantised,
             as far as memory allows.
@@ -385,7 +399,8 @@ def stream(
     """
     check_choice(verify, "verify", ("off", "sample", "full"))
     check_engine(engine)
-    _check_types(model, dtype)
+    _check_type(model)
+    dtype = _parse_dtype(dtype)
     nbytes = parse_bytes(memory)
     if prefetch_layers is not None:
         prefetch_layers = whole(prefetch_layers, "prefetch_layers", 0, _PREFETCH_LAYERS_MAX)
@@ -396,8 +411,7 @@ def stream(
             raise UnsupportedError("this model is streamed already; call model.streaming.close() first")
         built, files = open_for_module(model, weights, engine, verify)
     else:
-        folder = huggingface.find_folder(model, options)
-        files = ModelFiles(weights if weights is not None else folder, engine, verify)
+        folder, files = _open_folder(model, options, weights, engine, verify)
         built = huggingface.build_model(folder, files, dtype, model_class, dict(options))
     origin_of = find_origins(built, files)
     try:
@@ -415,11 +429,43 @@ def stream(
     return built
 
 
-def _check_types(model: object, dtype: object) -> None:
+def _check_type(model: object) -> None:
     if not isinstance(model, str | bytes | os.PathLike | nn.Module):
         raise TypeError(f"model is {type(model).__name__}; it must be a folder, or a torch.nn.Module")
-    if dtype != "auto":
-        checked_dtype(getattr(torch, dtype, dtype) if isinstance(dtype, str) else dtype)
+
+
+def _parse_dtype(dtype: object) -> Any:
+    """Return ``"auto"`` or the dtype that an argument names."""
+    if not isinstance(dtype, str):
+        return checked_dtype(dtype)
+    found = _DTYPES.get(dtype, getattr(torch, dtype, None))
+    if dtype == "auto" or isinstance(found, torch.dtype):
+        return found or dtype
+    words = ", ".join(map(repr, ("auto", *_DTYPES)))
+    raise InvalidArgumentError(f"dtype is {dtype!r}; it must be one of {words}, or a torch.dtype")
+
+
+def _open_folder(
+    model: str | PathLike[str], options: dict[str, Any], weights: Any, engine: Engine | None, verify: str
+) -> tuple[Path, ModelFiles]:
+    """Find the folder of a model, and open its weights or ``weights``."""
+    folder = huggingface.find_folder(model, options)
+    if folder.is_file():
+        remedy = "pass its folder, or a module and this file: stream(module, weights=file, memory=...)"
+        raise NotFolderError(errno.ENOTDIR, f"this is a file, and a model is a folder; {remedy}", str(folder))
+    try:
+        return folder, ModelFiles(weights if weights is not None else folder, engine, verify)
+    except NotFoundError as error:
+        # The remedies of `load`, which takes a file, do not apply.
+        is_other = _NO_WEIGHTS not in str(error) or "Checkpointer" in str(error)
+        if weights is not None or is_other or not folder.is_dir():
+            raise
+        remedy = "download the weights into it, or pass a module and a file: stream(module, weights=file, memory=...)"
+        raise NotFoundError(
+            errno.ENOENT,
+            f"the model folder has no weights (model.safetensors, or files with an index); {remedy}",
+            str(folder),
+        ) from error
 
 
 def _check_device(device: str | torch.device) -> torch.device:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # normalised copy, queries, keys and values, the attention output, and parts of the feed-forward that are not counted
 # separately.
 _HIDDEN_STATES = 8
+# Characters of a prompt that an error shows.
+_SHOWN_MAX = 100
 # Maximum batch size: beyond it every machine is limited by its CPU.
 BATCH_MAX = 1024
 
@@ -98,10 +100,20 @@ def generate_all(
     Yields:
         The index of a prompt and the generated text, batch by batch.
     """
+    if isinstance(prompts, str):
+        msg = f"prompts is one text, {prompts[:_SHOWN_MAX]!r}; it must be a list of texts"
+        raise TypeError(msg)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     lengths = [len(ids) for ids in tokenizer(list(prompts))["input_ids"]] if prompts else []
+    if 0 in lengths:
+        index = lengths.index(0)
+        msg = (
+            f"prompt {index + 1} of {len(prompts)} is {prompts[index][:_SHOWN_MAX]!r}, which has no tokens for this "
+            "model; write a text, or remove it"
+        )
+        raise InvalidArgumentError(msg)
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])
     if batch is None and order:
         batch = best_batch(open_model(), lengths[order[0]], max_new_tokens)

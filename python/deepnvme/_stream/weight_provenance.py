@@ -186,10 +186,7 @@ def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
     for name, tensor in tensors:
         if isinstance(tensor, TracedTensor):
             if not can_cast(tensor.origin.dtype, tensor.dtype):
-                raise UnsupportedError(
-                    f"{name} is {tensor.origin.dtype} on disk and cannot be cast to {tensor.dtype}; pass "
-                    f"dtype={tensor.origin.dtype}, or save the model with the dtype that it computes in"
-                )
+                raise UnsupportedError(_cast_message(name, tensor, files))
             by_tensor[id(tensor)] = tensor.origin.cast(tensor.dtype)
         elif name in files.tensors and not is_traced:
             by_tensor.setdefault(id(tensor), _with_line_offset(files.tensors[name], tensor))
@@ -202,6 +199,16 @@ def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
                 "memory first"
             )
     return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
+
+
+def _cast_message(name: str, tensor: TracedTensor, files: ModelFiles) -> str:
+    stored = tensor.origin.dtype
+    file = files.label(tensor.origin)
+    if stored.is_floating_point:
+        remedy = f"pass dtype={stored}, or save the model with the dtype that it computes in"
+    else:
+        remedy = "check that the file is of this model, and save it with the dtype that the model computes in"
+    return f"{file}: {name} is {stored} there and cannot be cast to {tensor.dtype}; {remedy}"
 
 
 def replace_traced(model: nn.Module, gate: CallGate) -> None:

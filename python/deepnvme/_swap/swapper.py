@@ -14,7 +14,7 @@ import torch
 from deepnvme._deepnvme import StripeSet, _make_folders, _Swapper
 from deepnvme._swap.stats import SwapStats
 from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
-from deepnvme._utils.arguments import check_engine, parse_bytes, whole
+from deepnvme._utils.arguments import check_engine, check_flag, parse_bytes, shown, whole
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import public
@@ -87,6 +87,8 @@ class Swapper:
         nbytes = parse_bytes(memory)
         check_available(nbytes)
         check_engine(engine)
+        check_flag(checksums, "checksums")
+        check_flag(named, "named")
         folders = _make_swap_folders(swap_dir)
         try:
             self._swapper = _Swapper(
@@ -166,6 +168,7 @@ class Swapper:
             >>> swapper.read("moment", 0, torch.empty(2))
             tensor([0.5000, 0.5000])
         """
+        _checked_key(key)
         checked_dtype(dtype)
         size = torch.Size(whole(length, f"a dimension of {key!r}") for length in shape)
         nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
@@ -198,7 +201,7 @@ class Swapper:
             ValueError: it was attached, and can only be borrowed shared; or a shared block has changed it.
         """
         return Borrowed(
-            key,
+            _checked_key(key),
             lambda: self._swapper.borrow(key, not shared),
             lambda held: view_tensor(self._memory, held, *parse_label(held.label)),
             is_shared=shared,
@@ -213,7 +216,7 @@ class Swapper:
         Raises:
             KeyError: one of the keys does not exist.
         """
-        self._swapper.prefetch([keys] if isinstance(keys, str) else list(keys))
+        self._swapper.prefetch(_list_of_keys(keys))
 
     def schedule(self, keys: Iterable[str], *, repeat: bool = True) -> None:
         """Set the order in which tensors will be borrowed.
@@ -225,7 +228,8 @@ class Swapper:
             keys: keys in order, possibly repeated. They need not exist yet.
             repeat: start again after the end, as training steps do.
         """
-        self._swapper.schedule(list(keys), repeat)
+        check_flag(repeat, "repeat")
+        self._swapper.schedule(_list_of_keys(keys), repeat)
 
     def delete(self, key: str) -> None:
         """Delete a tensor. Current borrowers may use it until their block ends.
@@ -236,7 +240,7 @@ class Swapper:
         Raises:
             KeyError: the key does not exist.
         """
-        self._swapper.delete(key)
+        self._swapper.delete(_checked_key(key))
 
     def flush(self, keys: Iterable[str] | None = None) -> None:
         """Wait until all changes are on disk, or the changes of some keys.
@@ -251,7 +255,7 @@ class Swapper:
             OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
             RuntimeError: this thread holds one of them and could still change it.
         """
-        self._swapper.flush(None if keys is None else list(keys))
+        self._swapper.flush(None if keys is None else _list_of_keys(keys))
 
     def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
         """Read a part of a tensor. If the tensor is on disk, the rest of it stays there.
@@ -272,7 +276,7 @@ class Swapper:
         """
         check_tensor(out)
         offset = whole(offset, "offset")
-        held = self._swapper.access(key, False)
+        held = self._swapper.access(_checked_key(key), False)
         try:
             with relaxed_capture_for(out.device):
                 part = transfer_part(self._memory, held, key, offset, out)
@@ -303,7 +307,7 @@ class Swapper:
         """
         check_tensor(tensor)
         offset = whole(offset, "offset")
-        held = self._swapper.access(key, True)
+        held = self._swapper.access(_checked_key(key), True)
         try:
             source = tensor.detach()
             with relaxed_capture_for(source.device):
@@ -341,7 +345,7 @@ class Swapper:
         offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, checked_dtype(dtype), shape)
         where = os.fspath(path) if not isinstance(path, StripeSet) else path
-        self._swapper.attach(key, where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
+        self._swapper.attach(_checked_key(key), where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
 
     def import_(
         self,
@@ -371,7 +375,7 @@ class Swapper:
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, checked_dtype(dtype), shape)
-        return self._swapper.import_(key, fd, offset, nbytes, label_of(dtype, size))
+        return self._swapper.import_(_checked_key(key), fd, offset, nbytes, label_of(dtype, size))
 
     def extents(self, key: str) -> list[tuple[str, int, int, int]]:
         """Write pending changes of a tensor, and return where it is on disk.
@@ -385,7 +389,7 @@ class Swapper:
             Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
             process has it open. The descriptor belongs to the swapper.
         """
-        return self._swapper.extents(key)
+        return self._swapper.extents(_checked_key(key))
 
     def export(self, key: str, fd: int, offset: int = 0) -> dict[str, int]:
         """Copy a tensor into an open file. Pending changes are written first.
@@ -401,7 +405,7 @@ class Swapper:
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
         """
-        return self._swapper.export(key, whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
+        return self._swapper.export(_checked_key(key), whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
 
     def stats(self) -> SwapStats:
         """Return the counters so far, and how full the swapper is."""
@@ -429,6 +433,22 @@ class Swapper:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a swapper can be neither copied nor pickled: it owns its files; make another one")
+
+
+def _checked_key(key: object) -> str:
+    if isinstance(key, str):
+        return key
+    msg = f"key is {shown(key)}; it must be a text (str)"
+    raise TypeError(msg)
+
+
+def _list_of_keys(keys: object) -> list[str]:
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, Iterable):
+        msg = f"keys is {shown(keys)}; it must be a key or a list of keys"
+        raise TypeError(msg)
+    return [_checked_key(key) for key in keys]
 
 
 def _make_swap_folders(swap_dir: object) -> list[str | bytes | os.PathLike[str]]:

@@ -37,7 +37,7 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
     # Of a number that is not too large, the largest one tells nobody anything.
     is_too_large = number is not None and number > high
     limits = f"between {low} and {high}" if is_too_large or high != WHOLE_MAX else f"of at least {low}"
-    text = f"{name} is {_shown(value)}; it must be a whole number {limits}"
+    text = f"{name} is {shown(value)}; it must be a whole number {limits}"
     if number is None:
         raise TypeError(text)
     raise InvalidArgumentError(text)
@@ -65,22 +65,22 @@ DURABILITIES = ("none", "data", "full")
 def check_engine(engine: object) -> None:
     """Raise ``TypeError`` unless an argument is an engine, or ``None``."""
     if engine is not None and not isinstance(engine, Engine):
-        msg = f"engine is {_shown(engine)}; it must be a deepnvme.Engine, or None for the default engine"
+        msg = f"engine is {shown(engine)}; it must be a deepnvme.Engine, or None for the default engine"
         raise TypeError(msg)
 
 
 def check_flag(value: object, name: str) -> None:
     """Raise ``TypeError`` unless an argument is True or False."""
     if not isinstance(value, bool):
-        msg = f"{name} is {_shown(value)}; it must be True or False"
+        msg = f"{name} is {shown(value)}; it must be True or False"
         raise TypeError(msg)
 
 
 def check_choice(value: object, name: str, choices: tuple[str, ...]) -> None:
     """Raise ``TypeError`` unless an argument is a text, and ``ValueError`` unless it is one of these."""
     if not isinstance(value, str) or value not in choices:
-        shown = ", ".join(map(repr, choices[:-1]))
-        msg = f"{name} is {_shown(value)}; it must be {shown} or {choices[-1]!r}"
+        words = ", ".join(map(repr, choices[:-1]))
+        msg = f"{name} is {shown(value)}; it must be {words} or {choices[-1]!r}"
         raise TypeError(msg) if not isinstance(value, str) else InvalidArgumentError(msg)
 
 
@@ -102,7 +102,8 @@ def check_file_path(path: object, function: str, remedy: str) -> None:
     raise TypeError(msg)
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the text of an invalid value for an error, shortened."""
     try:
         text = repr(value)
     except Exception:  # noqa: BLE001 - the error about the argument counts
@@ -119,7 +120,11 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
         InvalidArgumentError: it is an empty text, which ``pathlib`` would take for the current folder.
         TypeError: it is not a path.
     """
-    name = os.fsdecode(path)
+    try:
+        name = os.fsdecode(path)
+    except TypeError as error:
+        msg = f"the path is {shown(path)}; it must be str, bytes or os.PathLike"
+        raise TypeError(msg) from error
     if not name:
         msg = "the path is empty; name a file or a folder ('.' is the current folder)"
         raise InvalidArgumentError(msg)

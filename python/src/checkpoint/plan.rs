@@ -23,8 +23,9 @@ use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
 use crate::once::intern;
 use crate::path::PathArgument;
+use crate::settings::{self, Word};
 use crate::threads::UntilTaken;
-use crate::{default, detached_requests, memory, settings, tensor_memory, torch};
+use crate::{default, detached_requests, memory, tensor_memory, torch};
 
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -148,7 +149,7 @@ impl SavePlan {
         let engine = Arc::clone(engine);
         let target = target(path)?;
         let staging = options.staging.and_then(|staging| staging.get().inner.with(py, |inner| inner.clone()));
-        let durability = settings::durability(&options.durability)?;
+        let durability = settings::durability(Word::Text(&options.durability))?;
         let options = SaveOptions { durability, has_checksums: options.checksums, staging };
         let save = plan(&target, options).map_err(|error| to_exception(py, &error))?;
         Ok(Self { engine, target, nbytes: save.bytes(), progress: Arc::default(), save: UntilTaken::new(save) })

@@ -13,6 +13,11 @@ use crate::once::intern;
 
 /// Returns the file name of a `str`, `bytes` or `os.PathLike`.
 pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
+    file_name_or(argument, "str, bytes or os.PathLike")
+}
+
+/// Like [`file_name`], for an argument that may also be of other `kinds`, which errors name.
+pub(super) fn file_name_or(argument: &Bound<'_, PyAny>, kinds: &str) -> PyResult<PathBuf> {
     let py = argument.py();
     let class = argument.get_type();
     let path = if argument.is_instance_of::<PyString>() || argument.is_instance_of::<PyBytes>() {
@@ -20,10 +25,7 @@ pub(crate) fn file_name(argument: &Bound<'_, PyAny>) -> PyResult<PathBuf> {
     } else if let Ok(method) = class.getattr(intern!(py, "__fspath__")) {
         method.call1((argument,))?
     } else {
-        return Err(PyTypeError::new_err(format!(
-            "path must be str, bytes, os.PathLike, an open file descriptor or a StripeSet, not {}",
-            class.name()?
-        )));
+        return Err(PyTypeError::new_err(format!("path must be {kinds}, not {}", class.name()?)));
     };
     let name = match path.cast::<PyBytes>() {
         Ok(bytes) => OsString::from_vec(bytes.as_bytes().to_vec()),

@@ -16,6 +16,7 @@ mod file_name;
 mod stripes;
 
 pub(crate) use file_name::file_name;
+use file_name::file_name_or;
 pub(crate) use stripes::StripeSet;
 
 /// A parsed path argument.
@@ -38,7 +39,7 @@ impl PathArgument {
         if let Ok(stripes) = argument.cast::<StripeSet>() {
             return Ok(Self::Stripes(stripes.get().set().clone()));
         }
-        file_name(argument).map(Self::Path)
+        file_name_or(argument, "str, bytes, os.PathLike, an open file descriptor or a StripeSet").map(Self::Path)
     }
 
     /// Returns the named file. A descriptor is an error, whose text `refusal` makes of its number.

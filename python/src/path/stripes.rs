@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
+use deepnvme_file::stripe_set::{STRIPE_BYTES_DEFAULT, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
@@ -41,7 +41,8 @@ impl StripeSet {
     #[new]
     #[pyo3(signature = (paths, *, stripe_bytes=None), text_signature = "(paths, *, stripe_bytes=1048576)")]
     fn new(paths: &Bound<'_, PyAny>, stripe_bytes: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
-        let stripe_bytes = settings::size("stripe_bytes", stripe_bytes)?.unwrap_or(STRIPE_BYTES_DEFAULT);
+        let stripe_bytes = settings::size("stripe_bytes", stripe_bytes, &(STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX))?
+            .unwrap_or(STRIPE_BYTES_DEFAULT);
         if paths.is_instance_of::<PyString>() || paths.is_instance_of::<PyBytes>() {
             return Err(PyTypeError::new_err("paths is one path; it must be a list of them, one for each drive"));
         }

@@ -223,6 +223,18 @@ def test_a_tensor_made_of_tensors_is_refused_wherever_it_is(tmp_path: Path) -> N
         assert not (tmp_path / "to.safetensors").exists()
 
 
+def test_a_pickled_module_is_refused(tmp_path: Path) -> None:
+    for state in (torch.nn.Sequential(torch.nn.Linear(2, 3)), {"model": torch.nn.BatchNorm1d(3), "step": 1}):
+        torch.save(state, tmp_path / "from.pt")
+        said = convert(tmp_path / "from.pt", tmp_path / "to.safetensors", status=1)[1]
+        assert "from.pt: this is a pickled module" in said
+        assert "save its state_dict()" in said
+        assert not (tmp_path / "to.safetensors").exists()
+    # Such names alone are those of tensors.
+    torch.save({"_parameters": {"weight": torch.ones(2)}, "step": 1}, tmp_path / "from.pt")
+    convert(tmp_path / "from.pt", tmp_path / "to.safetensors")
+
+
 def test_what_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors here")
     assert "neither a torch archive nor a safetensors" in convert(tmp_path / "text", tmp_path / "b.pt", status=1)[1]

@@ -7,7 +7,8 @@ A page controls its blocks by comments, which its readers do not see:
   ``printed()`` is the output so far.
 - ``<!-- process: NAME -->`` just before a block: it runs in another process, with all blocks of that name and each
   ``<!-- setup: NAME``. Further words after commas: ``needs X``, a module or a command without which they are skipped;
-  ``ranks N``, that many processes with the environment of torchrun; ``twice``, in the same folder.
+  ``ranks N``, that many processes with the environment of torchrun; ``ranks N M``, a run with each number;
+  ``twice``, in the same folder.
 
 Sizes and folders of pages are those of large machines; ``RESIZED`` says what they become here.
 """
@@ -78,7 +79,7 @@ class Page:
     blocks: list[Block] = field(default_factory=list)
     # By name of a process.
     needs: dict[str, list[str]] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
+    ranks: dict[str, list[int]] = field(default_factory=dict)
     is_twice: set[str] = field(default_factory=set)
 
     def processes(self) -> list[str]:
@@ -127,7 +128,7 @@ def _read_process(page: Page, header: str, place: str) -> str:
         if word == "needs":
             page.needs.setdefault(name, []).append(value)
         elif word == "ranks":
-            page.ranks[name] = int(value)
+            page.ranks[name] = [int(number) for number in value.split()]
         elif word == "twice":
             page.is_twice.add(name)
         else:
@@ -213,8 +214,8 @@ def run_here(page: Page) -> None:
 def run_process(page: Page, name: str, folder: Path, forked: ForkedPython) -> None:
     """Run blocks in processes of their own, and wait for them. Those of DeepSpeed replace parts of it at its import."""
     script, arguments = Path(__file__), (str(page.path), name)
-    for _ in range(2 if name in page.is_twice else 1):
-        environments = [*_environments(page.ranks.get(name, 0))]
+    for ranks in page.ranks.get(name, [0]) * (2 if name in page.is_twice else 1):
+        environments = [*_environments(ranks)]
         if "deepspeed" in page.needs.get(name, []):
             _run_new(script, arguments, folder, environments)
         else:

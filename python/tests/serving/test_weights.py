@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import shutil
 import time
@@ -50,6 +51,14 @@ def test_files_come_in_the_order_given_and_tensors_in_that_of_the_file(tmp_path:
     files = sorted((tmp_path / "model").glob("*.safetensors"), reverse=True)
     names = [name for name, _ in iterate_weights(files, prefetch_bytes=9_000)]
     assert [name.split(".")[2] for name in names] == sorted((name.split(".")[2] for name in names), reverse=True)
+
+
+def test_a_path_may_be_bytes_and_a_stripe_set(tmp_path: Path) -> None:
+    written = models.write_shards(tmp_path / "model", 2)
+    assert dict(iterate_weights(os.fsencode(tmp_path / "model"))).keys() == written.keys()
+    parts = deepnvme.StripeSet([tmp_path / f"{number}.safetensors" for number in range(2)], stripe_bytes=4096)
+    deepnvme.save(written, parts)
+    assert all(models.same(written[name], tensor) for name, tensor in iterate_weights(parts))
 
 
 def test_an_index_says_which_file_has_a_tensor(tmp_path: Path) -> None:

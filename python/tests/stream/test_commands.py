@@ -123,9 +123,10 @@ def test_generate_prints_text(folder: Path) -> None:
     assert done.stdout == in_memory(folder, PROMPTS[0], 5) + "\n"
 
 
-def test_generate_computes_in_another_dtype(folder: Path, command: Callable[..., Done]) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "bf16"])
+def test_generate_computes_in_another_dtype(folder: Path, command: Callable[..., Done], dtype: str) -> None:
     arguments = ["--model", str(folder), "--prompt", PROMPTS[1], "--memory", "1MB", "--max-new-tokens", "6"]
-    done = command("generate", *arguments, "--dtype", "bfloat16")
+    done = command("generate", *arguments, "--dtype", dtype)
     assert done.returncode == 0, done.stderr
     assert done.stdout == in_memory(folder, PROMPTS[1], 6, "bfloat16") + "\n"
 
@@ -133,7 +134,12 @@ def test_generate_computes_in_another_dtype(folder: Path, command: Callable[...,
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (["--memory", "1MB"], 2, "--prompt"),
+        (["--memory", "1MB"], 2, "--prompt-file <PROMPT_FILE>"),
+        (["--prompt", "word1", "--memory", "1MB", "--temperature", "nan"], 2, "--temperature"),
+        (["--prompt", "word1", "--memory", "1MB", "--temperature", "inf"], 2, "--temperature"),
+        (["--prompt", "word1", "--memory", "1MB", "--temperature", "-1"], 2, "--temperature"),
+        (["--prompt", "", "--memory", "1MB"], 2, "prompt 1 of 1 is '', which has no tokens"),
+        (["--prompt", "word1", "--prompt", "", "--memory", "1MB"], 2, "prompt 2 of 2 is ''"),
         (["--prompt", "word1", "--memory", "lots"], 2, "4GB"),
         (["--prompt", "word1", "--memory", "1000"], 1, "is enough"),
         (["--prompt-file", "/nonexistent/prompts", "--memory", "1MB"], 1, "/nonexistent/prompts"),
@@ -151,9 +157,46 @@ def test_usage_errors_are_reported(
     assert "Traceback" not in done.stderr
 
 
+def test_a_file_of_prompts_in_another_encoding_is_named(
+    folder: Path, tmp_path: Path, command: Callable[..., Done]
+) -> None:
+    (tmp_path / "latin.txt").write_bytes(b"w\xf6rd\n")
+    done = command("generate", "--model", str(folder), "--prompt-file", str(tmp_path / "latin.txt"), "--memory", "1MB")
+    assert done.returncode == 2
+    assert f"--prompt-file {tmp_path / 'latin.txt'}: it is not UTF-8" in done.stderr
+    assert "iconv" in done.stderr
+
+
+def test_one_text_for_prompts_is_refused(folder: Path) -> None:
+    model = deepnvme.stream(folder, memory="1MB")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    with pytest.raises(TypeError, match="prompts is one text, 'word1'; it must be a list of texts"):
+        next(model.streaming.generate(tokenizer, "word1"))
+    with pytest.raises(deepnvme.errors.InvalidArgumentError, match="prompt 1 of 1 is ''"):
+        next(model.streaming.generate(tokenizer, [""]))
+    model.streaming.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--model-size=100MB", "--model-size is 100MB; it must be at least 438MB"),
+        ("--prompt-tokens=0", "--prompt-tokens is 0; it must be a whole number of at least 1"),
+        ("--new-tokens=0", "--new-tokens is 0"),
+        ("--batch=0", "--batch is 0"),
+    ],
+)
+def test_stream_bench_refuses_small_numbers_at_once(
+    tmp_path: Path, command: Callable[..., Done], option: str, said: str
+) -> None:
+    done = command("stream-bench", str(tmp_path), option)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
 def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Callable[..., Done]) -> None:
     done = command(
-        *("stream-bench", str(tmp_path), "--model-size", "350MB", "--memory", "300MB", "--prompt-tokens", "4"),
+        *("stream-bench", str(tmp_path), "--model-size", "450MB", "--prompt-tokens", "4"),
         *("--new-tokens", "3", "--batch", "1", "--batch", "2", "--json"),
     )
     assert done.returncode == 0, done.stderr
@@ -168,7 +211,7 @@ def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Calla
 
 def test_stream_bench_measures_the_packed_model(tmp_path: Path, command: Callable[..., Done]) -> None:
     done = command(
-        *("stream-bench", str(tmp_path), "--model-size", "350MB", "--memory", "600MB", "--prompt-tokens", "4"),
+        *("stream-bench", str(tmp_path), "--model-size", "450MB", "--memory", "600MB", "--prompt-tokens", "4"),
         *("--new-tokens", "2", "--batch", "1", "--pack", "int8", "--dtype", "float32", "--json"),
     )
     assert done.returncode == 0, done.stderr
@@ -198,7 +241,7 @@ def test_stream_bench_needs_room(tmp_path: Path, command: Callable[..., Done]) -
     ],
 )
 def test_stream_bench_uses_memory_for_a_quarter_of_the_model(dtype: str, written: Any, expected: int) -> None:
-    assert default_memory(1000, dtype, transformers.LlamaConfig(dtype=written)) == expected
+    assert default_memory(4_000_000, dtype, transformers.LlamaConfig(dtype=written, vocab_size=1)) == expected * 4000
 
 
 @pytest.mark.parametrize("is_file", [True, False])
@@ -206,7 +249,7 @@ def test_stream_bench_needs_a_folder(tmp_path: Path, command: Callable[..., Done
     path = tmp_path / "elsewhere"
     if is_file:
         path.write_text("mine", encoding="ascii")
-    done = command("stream-bench", str(path), "--model-size", "350MB")
+    done = command("stream-bench", str(path), "--model-size", "450MB")
     assert done.returncode == 2
     assert f"{path} is not a folder" in done.stderr
     assert path.exists() == is_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -379,6 +380,26 @@ def test_a_packer_that_is_killed_leaves_no_folder_under_the_name(tmp_path: Path)
     assert killed > 0
     assert ModelFiles(target).tensors.keys() == {f"h.{index}.weight" for index in range(12)}
     assert list(tmp_path.glob(".packed.*")) == [], "what the dead left is gone"
+
+
+def test_the_trial_of_the_disks_has_no_names(tmp_path: Path) -> None:
+    deepnvme.save({f"h.{index}.weight": torch.randn(1000, 2500) for index in range(6)}, tmp_path / "model.safetensors")
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    options: list[list[str | Path]] = [["--disks", *disks], []]
+    for arguments in options:
+        source, target = tmp_path / "model.safetensors", tmp_path / "packed"
+        command: list[str | Path] = ["pack", source, target, "--dry-run", *arguments]
+        process = subprocess.Popen([sys.executable, "-m", "deepnvme", *command], stdout=subprocess.DEVNULL)
+        sizes = []
+        while process.poll() is None:
+            for path in tmp_path.rglob(".*pack-speed*"):
+                with contextlib.suppress(FileNotFoundError):
+                    sizes.append(path.stat().st_size)
+        assert process.returncode == 0
+        # A name is gone before anything is written, so that no kill leaves more than that.
+        assert not any(sizes)
 
 
 def test_a_model_that_fits_where_the_trial_does_not_is_packed(tmp_path: Path, file_systems: Any) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import deepnvme
-from deepnvme.errors import ClosedError, NotFoundError, UnsupportedError
+from deepnvme.errors import ClosedError, InvalidArgumentError, NotFolderError, NotFoundError, UnsupportedError
 
 from . import plain_module
 from .small_models import SmallModels, tokens, type_of
@@ -44,14 +44,35 @@ def test_no_folder_and_no_weights(models: SmallModels, tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nowhere"):
         deepnvme.stream(tmp_path / "nowhere", memory="1MB")
     (tmp_path / "config.json").write_text((models.folder("llama") / "config.json").read_text())
-    with pytest.raises(deepnvme.Error, match="safetensors"):
+    with pytest.raises(NotFoundError, match=r"no weights \(model\.safetensors.*stream\(module, weights=file"):
         deepnvme.stream(tmp_path, memory="1MB")
+    with pytest.raises(NotFolderError, match=r"this is a file, .*stream\(module, weights=file"):
+        deepnvme.stream(tmp_path / "config.json", memory="1MB")
     shutil.copy(models.folder("llama") / "model.safetensors", tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(NotFoundError, match=r"config\.json"):
         deepnvme.stream(tmp_path, memory="1MB")
     with pytest.raises(ValueError, match="it must be a size such as"):
         deepnvme.stream(tmp_path, memory="much")
+
+
+def test_dtypes_have_short_names(models: SmallModels) -> None:
+    for word, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("float32", torch.float32)):
+        model = deepnvme.stream(models.folder("llama"), memory="1MB", dtype=word)
+        assert model.dtype == dtype
+        model.streaming.close()
+    with pytest.raises(InvalidArgumentError, match="dtype is 'bf17'; it must be one of 'auto', 'bf16', 'fp16', 'fp32'"):
+        deepnvme.stream(models.folder("llama"), memory="1MB", dtype="bf17")
+
+
+def test_weights_of_another_kind_are_named_with_their_file(models: SmallModels, tmp_path: Path) -> None:
+    folder = shutil.copytree(models.folder("llama"), tmp_path / "llama")
+    state = load_file(folder / "model.safetensors")
+    name = next(iter(state))
+    state[name] = state[name].to(torch.int16)
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(UnsupportedError, match=r"model\.safetensors: .* is torch.int16 there .*check that the file"):
+        deepnvme.stream(folder, memory="1MB")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"model_type": "llama", "hidden_size": "many"}'])

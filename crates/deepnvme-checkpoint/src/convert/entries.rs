@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_format::Signs;
 use deepnvme_format::state::{
-    NESTED_TENSOR, SPARSE_TENSOR, Tensor, View, contiguous_strides, non_tensors, tensor_of_tensors,
+    NESTED_TENSOR, OBJECT, SPARSE_TENSOR, Tensor, View, contiguous_strides, non_tensors, tensor_of_tensors,
 };
 use deepnvme_io::{Error as IoError, ErrorKind};
 
@@ -93,6 +93,17 @@ pub(super) fn others(readers: &[Arc<Reader>]) -> Result<Vec<(String, &'static st
             let listed = others.iter().find(|(_, kind)| [SPARSE_TENSOR, NESTED_TENSOR].contains(kind));
             let place = listed.map_or_else(|| "the state has".into(), |(name, _)| format!("{name:?} is"));
             let detail = format!("{place} a {kind}, which cannot be converted; store a dense tensor in its place");
+            return Err(IoError::new(ErrorKind::Unsupported, "convert", detail).at_path(reader.path()).into());
+        }
+        let is_of_module =
+            |tensor: &Tensor| tensor.name.split('.').any(|part| part == "_parameters" || part == "_buffers");
+        let has_object = others.iter().any(|(_, kind)| *kind == OBJECT);
+        if let FileMetadata::Archive { state, .. } = reader.file_metadata()
+            && has_object
+            && state.tensors.iter().any(is_of_module)
+        {
+            let detail = "this is a pickled module, whose tensors have no names of a state dict; save its state_dict(), \
+                          and convert that";
             return Err(IoError::new(ErrorKind::Unsupported, "convert", detail).at_path(reader.path()).into());
         }
         all.extend(others);

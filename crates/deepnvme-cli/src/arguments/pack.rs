@@ -16,10 +16,13 @@ pub(crate) enum PackedForm {
     /// Keep the weights as they are
     Keep,
     /// Cast to bfloat16
+    #[value(alias = "bfloat16")]
     Bf16,
     /// Cast to float16
+    #[value(alias = "float16")]
     Fp16,
     /// Cast to float32
+    #[value(alias = "float32")]
     Fp32,
     /// Quantise matrices to 8-bit integers
     Int8,

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use serde::{Serialize, Serializer};
 
 use super::pack::PackedForm;
@@ -14,14 +14,18 @@ pub(crate) enum ComputeDtype {
     /// The dtype of the model's config, else of its files
     Auto,
     /// Half the memory of float32; slow on CPUs without bf16 instructions
+    #[value(alias = "bf16")]
     Bfloat16,
     /// Like bfloat16
+    #[value(alias = "fp16")]
     Float16,
     /// Twice the memory; fastest on CPUs without bf16 instructions
+    #[value(alias = "fp32")]
     Float32,
 }
 
 #[derive(Clone, Debug, Args, Serialize)]
+#[command(group = ArgGroup::new("prompts").args(["prompt", "prompt_file"]).required(true))]
 #[command(after_help = "Examples:
   deepnvme generate --model ./llama-70b --prompt 'Once upon a time' --memory 16GB
   deepnvme generate --model ./llama-70b --prompt-file prompts.txt --memory 16GB --batch 16 --json > answers.jsonl
@@ -34,10 +38,10 @@ pub(crate) struct GenerateArguments {
     #[serde(serialize_with = "serialize_path")]
     pub(crate) model: PathBuf,
     /// Prompt; may be repeated
-    #[arg(long, required_unless_present = "prompt_file")]
+    #[arg(long)]
     pub(crate) prompt: Vec<String>,
     /// File with one prompt per line
-    #[arg(long, conflicts_with = "prompt")]
+    #[arg(long)]
     #[serde(serialize_with = "serialize_path_if_any")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Memory for weights; activations and the KV cache need more
@@ -50,7 +54,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, default_value_t = 128)]
     pub(crate) max_new_tokens: usize,
     /// Sampling temperature; 0 takes the most likely token
-    #[arg(long, default_value_t = 0.0)]
+    #[arg(long, default_value_t = 0.0, value_parser = parse_temperature, allow_negative_numbers = true)]
     pub(crate) temperature: f64,
     /// Seed of the random numbers
     #[arg(long, default_value_t = 0)]
@@ -135,6 +139,11 @@ pub(crate) struct StreamBenchArguments {
     pub(crate) json: bool,
 }
 
+fn parse_temperature(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "it must be a number of at least 0".into())
+}
+
 /// Serialises a path for Python: a string, or a list of bytes if it is not UTF-8.
 fn serialize_path<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path.to_str() {
@@ -148,5 +157,18 @@ fn serialize_path_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -
     match path {
         Some(path) => serialize_path(path, serializer),
         None => serializer.serialize_none(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn temperatures_are_finite_and_not_negative() {
+        assert_eq!(["0", "0.7", "2"].map(parse_temperature), [Ok(0.0), Ok(0.7), Ok(2.0)]);
+        for text in ["nan", "inf", "-1", "-inf", "", "warm"] {
+            assert!(parse_temperature(text).is_err(), "{text}");
+        }
     }
 }

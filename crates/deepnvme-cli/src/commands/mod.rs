@@ -78,6 +78,11 @@ pub fn result(
 }
 
 fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) -> Result<()> {
+    let is_read_only = match &command {
+        Command::Report(_) | Command::Inspect(_) | Command::Verify(_) => true,
+        Command::Pack(options) => options.dry_run,
+        _ => false,
+    };
     let result = match command {
         Command::Report(options) => report::run(&options, session)?,
         Command::Bench(options) => bench::run(&options, session)?,
@@ -98,6 +103,10 @@ fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) 
         Command::Completions { shell } => return shell::completions(shell, session),
         Command::Man => return shell::man(session),
     };
+    // Nothing of these commands stays, so that their end tells the user nothing. Others have ended their work.
+    if is_read_only && (session.interrupted)() && !result.is_interrupted {
+        return Err(Error::Interrupted);
+    }
     print(session, &if result.wants_json { result.json + "\n" } else { result.text })?;
     match (result.is_interrupted, result.failure) {
         (true, _) => Err(Error::InterruptedWithResult),

@@ -60,7 +60,10 @@ pub(crate) fn sweep_config(path: &Path, base: SearchSpace) -> Result<SearchSpace
     let text = fs::read_small(path, SWEEP_CONFIG_BYTES_MAX)?;
     let text =
         String::from_utf8(text).map_err(|_| Error::usage(format!("{}: it is not UTF-8", display::path(path))))?;
-    space::from_deepspeed(&text, base)
+    space::from_deepspeed(&text, base).map_err(|error| match error {
+        Error::Usage(text) => Error::usage(format!("{}: {text}", display::path(path))),
+        other => other,
+    })
 }
 
 /// Runs the sweep, and returns the summary that DeepSpeed's tool prints at its end.
@@ -198,5 +201,17 @@ mod tests {
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
         assert_eq!(default_sweep().len(), 64);
+    }
+
+    #[test]
+    fn errors_of_a_sweep_config_name_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sweep.json");
+        for text in ["", "[]", "{\"depth\": [1]}", "{\"queue_depth\": [0]}", "{\"single_submit\": [1]}"] {
+            std::fs::write(&path, text).unwrap();
+            let error = sweep_config(&path, default_sweep()).unwrap_err();
+            assert!(matches!(error, Error::Usage(_)), "{text}");
+            assert!(error.to_string().starts_with(&format!("{}: ", path.display())), "{error}");
+        }
     }
 }

@@ -14,7 +14,7 @@ mod storage;
 mod tensor;
 mod walk;
 
-pub use non_tensors::{NESTED_TENSOR, NON_TENSORS_MAX, SPARSE_TENSOR, non_tensors, tensor_of_tensors};
+pub use non_tensors::{NESTED_TENSOR, NON_TENSORS_MAX, OBJECT, SPARSE_TENSOR, non_tensors, tensor_of_tensors};
 pub use paths::{DEPTH_MAX, NAME_BYTES_MAX};
 pub use storage::{Storage, storage};
 pub use tensor::{Tensor, View, contiguous_strides};

@@ -13,7 +13,7 @@ pub const SPARSE_TENSOR: &str = "sparse tensor";
 /// The kind of a nested tensor.
 pub const NESTED_TENSOR: &str = "nested tensor";
 /// The kind of any other object.
-const OBJECT: &str = "object";
+pub const OBJECT: &str = "object";
 
 /// Returns name and kind of each value that is not a tensor, a parameter, or a tuple, list or dict. A set or another
 /// object is listed as one value, whatever it contains. The values of a shared container are listed once. Omits values

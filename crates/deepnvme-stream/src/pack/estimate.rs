@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use deepnvme_checkpoint::{Error, Result};
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::mem::{Buffer, Region};
-use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, WriteOptions, fs};
+use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, OpenOptions, TensorFile, WriteOptions, fs};
 use serde::Serialize;
 
 use super::encoding::{Encoding, EncodingMode, float};
@@ -27,6 +28,8 @@ const COMPUTING: f64 = 0.5;
 /// Bytes written and read to measure the disk.
 const SCRATCH_BYTES_MAX: u64 = 256 << 20;
 const SCRATCH_STEP: usize = if cfg!(simulated) { 16 << 10 } else { 8 << 20 };
+/// Largest usual alignment of direct I/O.
+const SCRATCH_BLOCK: u64 = 4096;
 /// Reads in flight while the disk is measured.
 const READS_IN_FLIGHT: usize = 4;
 const SCRATCH_NAME: &str = ".deepnvme-pack-speed";
@@ -87,13 +90,13 @@ pub(super) struct EncodingPlan {
 pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[PathBuf]) -> Result<Speeds> {
     let scratch = if disks.is_empty() {
         let place = target.ancestors().skip(1).find(|folder| fs::is_folder(folder)).unwrap_or(Path::new("."));
-        Target::Path(place.join(SCRATCH_NAME))
+        vec![place.join(SCRATCH_NAME)]
     } else {
-        let parts = disks.iter().map(|disk| disk.join(SCRATCH_NAME)).collect();
-        Target::Stripes(StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?)
+        disks.iter().map(|disk| disk.join(SCRATCH_NAME)).collect()
     };
     let total: u64 = model.tensors.iter().map(|tensor| tensor.bytes).sum();
-    let bytes = total.clamp(1, SCRATCH_BYTES_MAX) as usize;
+    // Whole blocks, so that direct I/O needs no second descriptor: the file has no name to open it by.
+    let bytes = total.clamp(1, SCRATCH_BYTES_MAX).next_multiple_of(SCRATCH_BLOCK) as usize;
     let disk = match scratch_speed(engine, model, &scratch, bytes) {
         // The new file is smaller than the old one, and may fit where the trial does not.
         Err(Error::Io(error)) if error.kind() == ErrorKind::NoSpace => source_speed(engine, model, bytes as u64)?,
@@ -102,8 +105,23 @@ pub(super) fn speeds(engine: &Engine, model: &Model, target: &Path, disks: &[Pat
     Ok(Speeds { disk, threads: decode_pool::decoding_threads() })
 }
 
-/// Writes weights to a scratch file, and measures how fast they are read.
-fn scratch_speed(engine: &Engine, model: &Model, scratch: &Target, bytes: usize) -> Result<f64> {
+/// Opens a file striped over new files near these paths, which have no names by then: they disappear at the end, also
+/// if the process is killed.
+fn open_scratch(engine: &Engine, paths: &[PathBuf]) -> Result<Arc<TensorFile>> {
+    let named =
+        paths.iter().map(|path| Replacement::new(&Target::Path(path.clone()))).collect::<Result<Vec<_>, _>>()?;
+    let direct = engine.config().direct;
+    if let [file] = named.as_slice() {
+        return Ok(file.open(direct)?);
+    }
+    let parts = named.iter().map(|file| file.temporary().path()).collect();
+    let set = StripeSet::new(parts, STRIPE_BYTES_DEFAULT)?;
+    // Dropping the private files removes their names.
+    Ok(deepnvme_file::open(&Target::Stripes(set), OpenOptions::to_fill(direct))?)
+}
+
+/// Writes weights to scratch files, and measures how fast they are read.
+fn scratch_speed(engine: &Engine, model: &Model, scratch: &[PathBuf], bytes: usize) -> Result<f64> {
     // Use real weights: some disks are faster with zeros.
     let largest = (0..model.tensors.len()).max_by_key(|index| model.tensors[*index].bytes).unwrap_or(0);
     let some = model.read(engine, largest, &(0..model.tensors[largest].bytes.min(SCRATCH_STEP as u64)))?;
@@ -113,9 +131,7 @@ fn scratch_speed(engine: &Engine, model: &Model, scratch: &Target, bytes: usize)
     let mut content = buffer(SCRATCH_STEP)?;
     content.as_mut_slice().chunks_mut(some.len()).for_each(|part| part.copy_from_slice(&some[..part.len()]));
     let content: Region = content.into_region().region();
-    // The file never gets its name, so it disappears at the end.
-    let replacement = Replacement::new(scratch)?;
-    let file = replacement.open(engine.config().direct)?;
+    let file = open_scratch(engine, scratch)?;
     let steps: Vec<(u64, usize)> =
         (0..bytes).step_by(SCRATCH_STEP).map(|at| (at as u64, SCRATCH_STEP.min(bytes - at))).collect();
     for (at, len) in &steps {

@@ -36,7 +36,10 @@ class Shard:
         if verify != "off":
             self._reader.check(fingerprint)
         if verify == "full" and not self._reader.has_checksums:
-            msg = f"{path}: the file has no checksums (DeepnvmeWriter writes them by default); use verify='sample'"
+            msg = (
+                f"{path}: the file has no checksums (DeepnvmeWriter writes them by default), so nothing can be "
+                "compared; use verify='off'"
+            )
             raise ValueError(msg)
         self._storages = storage_entries(self._reader)
         self._tensors = {entry.name: entry for entry in tensor_entries(self._reader)}

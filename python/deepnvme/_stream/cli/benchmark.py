@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.arguments import parse_bytes, whole
 from deepnvme._utils.terminal import say
 from deepnvme.errors import InvalidArgumentError
 
@@ -23,14 +23,27 @@ if TYPE_CHECKING:
     from deepnvme._stream.streaming import Streaming
 
 
+# The least default memory, in eighths of the largest layer. Other weights stay in memory as well.
+_LAYER_SHARE = 10
+
+
 def run(options: dict[str, Any]) -> int:
     import torch  # noqa: PLC0415
     import transformers  # noqa: PLC0415
 
-    from deepnvme._stream.cli.synthetic_models import make_llama  # noqa: PLC0415
+    from deepnvme._stream.cli.synthetic_models import make_llama, smallest_bytes  # noqa: PLC0415
     from deepnvme._stream.streaming import stream  # noqa: PLC0415
 
     model_bytes = parse_bytes(options["model_size"], "--model-size")
+    if model_bytes < smallest_bytes():
+        raise InvalidArgumentError(
+            f"--model-size is {options['model_size']}; it must be at least {smallest_bytes() / 1e6:.0f}MB, the "
+            "smallest model of this kind"
+        )
+    for name in ("prompt_tokens", "new_tokens"):
+        whole(options[name], f"--{name.replace('_', '-')}", 1)
+    for batch in options["batch"]:
+        whole(batch, "--batch", 1)
     given = parse_bytes(options["memory"], "--memory") if options["memory"] else None
     parent = Path(options["folder"])
     if not parent.is_dir():
@@ -70,7 +83,7 @@ def run(options: dict[str, Any]) -> int:
 
 
 def default_memory(model_bytes: int, dtype: str, config: Any) -> int:
-    """Choose the default memory for weights: a quarter of the whole model.
+    """Choose the default memory for weights: a quarter of the whole model, and enough for its largest layer.
 
     Args:
         model_bytes: bytes of the model as generated, with two bytes for each weight.
@@ -78,7 +91,10 @@ def default_memory(model_bytes: int, dtype: str, config: Any) -> int:
         config: the config of the measured model. Packing may have changed its dtype.
     """
     computed = str(config.dtype).removeprefix("torch.") if dtype == "auto" else dtype
-    return model_bytes * (2 if computed == "float32" else 1) // 4
+    nbytes = 4 if computed == "float32" else 2
+    # The largest layer is that of the vocabulary.
+    largest = int(config.vocab_size * config.hidden_size) * nbytes
+    return max(model_bytes * nbytes // 8, largest * _LAYER_SHARE // 8)
 
 
 def _packed(folder: Path, dtype: str) -> Path:

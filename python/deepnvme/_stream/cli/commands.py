@@ -54,6 +54,9 @@ def _lines_of(path: str) -> list[str]:
     except OSError as error:
         text = f"--prompt-file {path}: {error.strerror}; name a text file of one prompt per line"
         raise type(error)(text) from error
+    except UnicodeDecodeError as error:
+        text = f"--prompt-file {path}: it is not UTF-8 ({error}); convert it, for example with iconv -t UTF-8"
+        raise InvalidArgumentError(text) from error
     if len(text) > _PROMPTS_MAX:
         raise InvalidArgumentError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
     return text.splitlines()

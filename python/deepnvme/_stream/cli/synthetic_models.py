@@ -20,6 +20,20 @@ _SHAPES = ((2048, 5632, 32, 4), (4096, 11008, 32, 32), (5120, 13824, 40, 40), (8
 _LAYERS_MIN = 8
 
 
+def smallest_bytes(dtype: torch.dtype = torch.bfloat16) -> int:
+    """Return the bytes of the smallest model that :func:`make_llama` makes."""
+    layer, ends = _layer_and_ends(_SHAPES[0], dtype)
+    return ends + 2 * layer
+
+
+def _layer_and_ends(shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[int, int]:
+    """Return the bytes of a layer, and those of the weights outside of layers."""
+    hidden, wide, heads, kv_heads = shape
+    attention = 2 * hidden * hidden + 2 * hidden * (hidden // heads * kv_heads)
+    layer = attention + 3 * hidden * wide + 2 * hidden
+    return dtype.itemsize * layer, dtype.itemsize * (2 * _VOCABULARY * hidden + hidden)
+
+
 def make_llama(folder: Path, nbytes: int, dtype: torch.dtype = torch.bfloat16) -> int:
     """Write a Llama-shaped model of random weights, layer by layer, so that it is never in memory as a whole.
 
@@ -33,14 +47,12 @@ def make_llama(folder: Path, nbytes: int, dtype: torch.dtype = torch.bfloat16) -
     """
     import transformers  # noqa: PLC0415
 
-    size = dtype.itemsize
-    for hidden, wide, heads, kv_heads in reversed(_SHAPES):
-        attention = 2 * hidden * hidden + 2 * hidden * (hidden // heads * kv_heads)
-        layer = size * (attention + 3 * hidden * wide + 2 * hidden)
-        ends = size * (2 * _VOCABULARY * hidden + hidden)
+    for shape in reversed(_SHAPES):
+        layer, ends = _layer_and_ends(shape, dtype)
         layers = round((nbytes - ends) / layer)
-        if layers >= _LAYERS_MIN or hidden == _SHAPES[0][0]:
+        if layers >= _LAYERS_MIN or shape == _SHAPES[0]:
             break
+    hidden, wide, heads, kv_heads = shape
     layers = max(layers, 2)
     config = transformers.LlamaConfig(
         vocab_size=_VOCABULARY,
