@@ -1,8 +1,9 @@
 //! Calls in which an optimizer's param groups have only some of their parameters.
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
+
+use crate::once::intern;
 
 /// Call ``function`` while each param group has the parameters of its list in ``params``, or none if there is no list.
 /// Afterwards the groups have their own lists again, however the call ends: Ctrl-C cannot come in between.
