@@ -117,7 +117,8 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     """Convert a path of any type to a ``Path``.
 
     Raises:
-        InvalidArgumentError: it is an empty text, which ``pathlib`` would take for the current folder.
+        InvalidArgumentError: it is an empty text, which ``pathlib`` would take for the current folder, or no file can
+            have this name.
         TypeError: it is not a path.
     """
     try:
@@ -128,6 +129,13 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     if not name:
         msg = "the path is empty; name a file or a folder ('.' is the current folder)"
         raise InvalidArgumentError(msg)
+    if "\0" in name:
+        raise InvalidArgumentError(f"the path {name!r} has a null byte in it; no file has such a name")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        msg = f"the path {name!r} has a lone surrogate in it; no file has such a name"
+        raise InvalidArgumentError(msg) from error
     return Path(name)
 
 

@@ -40,32 +40,44 @@ class Request(NamedTuple):
 class Operation:
     """One transfer in flight, and the check to run when it is done."""
 
-    __slots__ = ("_check", "_pending", "file")
+    __slots__ = ("_check", "_failure", "_lock", "_pending", "file")
 
     def __init__(self, pending: Transfer, file: Hashable, check: Callable[[], None] | None) -> None:
         self._pending = pending
         self._check = check
+        self._failure: Exception | None = None
+        # Held during the check, so that nobody changes the bytes meanwhile.
+        self._lock = None if check is None else threading.Lock()
         self.file = file
 
-    def wait_quietly(self) -> None:
-        """Wait until the transfer has ended, ignoring errors."""
+    def settle(self) -> None:
+        """Wait until the transfer has ended, and check it, before its bytes change. Its error is kept."""
         with suppress(Exception):
             self._pending.result()
-
-    def finish(self) -> None:
-        """Wait, and raise the error."""
-        self._pending.result()
-        if self._check is not None:
-            self._check()
+            self._run_check()
 
     def failure(self) -> Exception | None:
         """Wait, and return the error."""
         try:
-            self.finish()
+            self._pending.result()
         except Exception as error:  # noqa: BLE001 - whatever it is, it waits until the other operations are done
             # Without frames, which would keep this list and all operations alive.
             return error.with_traceback(None)
-        return None
+        self._run_check()
+        return self._failure
+
+    def _run_check(self) -> None:
+        """Run the check, once."""
+        if self._lock is None:
+            return
+        with self._lock:
+            if self._check is None:
+                return
+            try:
+                self._check()
+            except Exception as error:  # noqa: BLE001 - as above
+                self._failure = error.with_traceback(None)
+            self._check = None
 
 
 class Batch:
@@ -204,7 +216,7 @@ class Operations:
         if not earlier:
             return
         for operation in earlier:
-            operation.wait_quietly()
+            operation.settle()
         done = {id(operation) for operation in earlier}
         with self._lock:
             for batch in batches:

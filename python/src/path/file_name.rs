@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
@@ -29,7 +29,14 @@ pub(super) fn file_name_or(argument: &Bound<'_, PyAny>, kinds: &str) -> PyResult
     };
     let name = match path.cast::<PyBytes>() {
         Ok(bytes) => OsString::from_vec(bytes.as_bytes().to_vec()),
-        Err(_) => path.extract::<OsString>()?,
+        Err(_) => path.extract::<OsString>().or_else(|error| {
+            if !error.is_instance_of::<PyUnicodeEncodeError>(py) {
+                return Err(error);
+            }
+            let name = path.repr()?;
+            let text = format!("the path {name} has a lone surrogate in it; no file has such a name");
+            Err(InvalidArgumentError::new_err(text))
+        })?,
     };
     if name.is_empty() {
         return Err(InvalidArgumentError::new_err("the path is empty; name a file"));

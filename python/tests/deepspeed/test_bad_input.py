@@ -223,3 +223,45 @@ def test_validate_compares_with_the_file(
             file.write(bytes([expected[place] ^ 1]))
     with pytest.raises(deepnvme.Error, match=f"byte {place};"):
         handle.wait()
+
+
+@pytest.mark.parametrize("first", ["read", "write"])
+@pytest.mark.parametrize("later", ["async", "sync", "blocking"])
+def test_validate_compares_before_a_later_write(
+    tmp_path: Path, handle: aio_handle, random_bytes: Callable[[int], torch.Tensor], first: str, later: str
+) -> None:
+    """A write that is queued behind a transfer does not make it look damaged."""
+    name = str(tmp_path / "file")
+    source, other = random_bytes(2 * MIB), random_bytes(2 * MIB)
+    handle.sync_pwrite(source, name)
+    if first == "read":
+        handle.pread(torch.empty_like(source), name, True, True)
+    else:
+        handle.pwrite(source, name, True, True)
+    if later == "async":
+        handle.pwrite(other[: MIB + 1], name, True, True)
+        assert handle.wait() == 2
+    elif later == "sync":
+        assert handle.pwrite(other, name, True, False) == 2
+    else:
+        handle.write(other, name, True)
+        assert handle.wait() == 1
+    assert (tmp_path / "file").read_bytes()[: MIB + 1] == other[: MIB + 1].numpy().tobytes()
+
+
+def test_damage_that_is_found_before_a_later_write_is_raised(
+    tmp_path: Path, handle: aio_handle, random_bytes: Callable[[int], torch.Tensor]
+) -> None:
+    name = str(tmp_path / "file")
+    source, target = random_bytes(MIB), torch.empty(MIB, dtype=torch.uint8)
+    handle.sync_pwrite(source, name)
+    handle.pread(target, name, True, True)
+    deadline = time.monotonic() + 60
+    while not torch.equal(source, target):
+        assert time.monotonic() < deadline
+    with (tmp_path / "file").open("r+b") as file:
+        file.write(bytes([source[0].item() ^ 1]))
+    handle.pwrite(source, name, False, True)
+    with pytest.raises(deepnvme.Error, match="byte 0;"):
+        handle.wait()
+    assert handle.wait() == 0

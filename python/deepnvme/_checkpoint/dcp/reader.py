@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Literal
 
-    from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+    from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 
     from deepnvme._deepnvme import Engine
@@ -82,6 +84,14 @@ class DeepnvmeReader(StorageReader):
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Read ``deepnvme.json``."""
+        try:
+            return self._read_metadata()
+        except Exception as error:
+            if not _is_called_by_load():
+                raise
+            return _UnreadableMetadata(error)
+
+    def _read_metadata(self) -> Metadata:
         path = self._folder.path / INDEX_NAME
         text = self._text = read_metadata(path)
         state = _list_state(text.encode())
@@ -252,6 +262,27 @@ class DeepnvmeReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+class _UnreadableMetadata(Metadata):
+    """Raises, as soon as it is used, the error that kept the metadata from being read.
+
+    ``dcp.load`` prints an error of ``read_metadata``, and raises an ``AssertionError`` in its place. It reports errors
+    of the planner and of ``set_up_storage_reader``, which use the metadata next, as they are.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in Metadata.__dataclass_fields__:
+            raise self._error
+        return super().__getattribute__(name)
+
+
+def _is_called_by_load() -> bool:
+    """Whether torch's load has called the caller of this function."""
+    return sys._getframe(2).f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict_loader"  # noqa: SLF001
 
 
 def _check_cast(what: str, stored: torch.dtype, target: torch.dtype) -> None:
