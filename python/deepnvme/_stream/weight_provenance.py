@@ -208,7 +208,7 @@ def _cast_message(name: str, tensor: TracedTensor, files: ModelFiles) -> str:
         remedy = f"pass dtype={stored}, or save the model with the dtype that it computes in"
     else:
         remedy = "check that the file is of this model, and save it with the dtype that the model computes in"
-    return f"{file}: {name} is {stored} there and cannot be cast to {tensor.dtype}; {remedy}"
+    return f"{file}: {name} is {stored} on disk and cannot be cast to {tensor.dtype}; {remedy}"
 
 
 def replace_traced(model: nn.Module, gate: CallGate) -> None:

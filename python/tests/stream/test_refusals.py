@@ -71,7 +71,7 @@ def test_weights_of_another_kind_are_named_with_their_file(models: SmallModels, 
     name = next(iter(state))
     state[name] = state[name].to(torch.int16)
     save_file(state, folder / "model.safetensors")
-    with pytest.raises(UnsupportedError, match=r"model\.safetensors: .* is torch.int16 there .*check that the file"):
+    with pytest.raises(UnsupportedError, match=r"model\.safetensors: .* is torch.int16 on disk .*check that the file"):
         deepnvme.stream(folder, memory="1MB")
 
 
