@@ -9,12 +9,13 @@ use crate::once::intern;
 /// Afterwards the groups have their own lists again, however the call ends: Ctrl-C cannot come in between.
 #[pyfunction]
 pub(crate) fn _call_with_params<'py>(
-    groups: Vec<Bound<'py, PyAny>>,
+    groups: &Bound<'py, PyAny>,
     params: Vec<Bound<'py, PyList>>,
     function: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = function.py();
     let name = intern!(py, "params");
+    let groups = groups.try_iter()?.collect::<PyResult<Vec<_>>>()?;
     let own = groups.iter().map(|group| group.get_item(name)).collect::<PyResult<Vec<_>>>()?;
     let mut lists = params.into_iter();
     let narrowed =
