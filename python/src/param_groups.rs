@@ -10,12 +10,13 @@ use crate::once::intern;
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 pub(crate) fn _call_with_params<'py>(
-    groups: Vec<Bound<'py, PyAny>>,
+    groups: &Bound<'py, PyAny>,
     params: Vec<Bound<'py, PyList>>,
     function: &Bound<'py, PyAny>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = function.py();
     let name = intern!(py, "params");
+    let groups = groups.try_iter()?.collect::<PyResult<Vec<_>>>()?;
     let own = groups.iter().map(|group| group.get_item(name)).collect::<PyResult<Vec<_>>>()?;
     let mut lists = params.into_iter();
     let narrowed =

@@ -63,7 +63,7 @@ class SavedValues:
             own, into = places[low:high] - extent.begin, targets[low:high]
             blocks = own // BLOCK
             # Whole blocks, adjacent ones at once.
-            for some in blocks.unique_consecutive().split(ELEMENTS_MAX // BLOCK):
+            for some in torch.unique_consecutive(blocks).split(ELEMENTS_MAX // BLOCK):
                 low, high = torch.searchsorted(blocks, torch.stack([some[0], some[-1] + 1])).tolist()
                 cuts = [0, *((some.diff() > 1).nonzero().flatten() + 1).tolist(), len(some)]
                 numbers = some.tolist()

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import WriteItem, WriteItemType
-from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys, load
+from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import deepnvme
@@ -95,36 +95,6 @@ def test_a_damaged_index_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "deepnvme.json").write_text(text)
     with pytest.raises((errors.CorruptFileError, CheckpointException), match=r"deepnvme\.json"):
         DeepnvmeReader(tmp_path).read_metadata()
-
-
-@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "no text", "removed", "no folder"])
-@pytest.mark.parametrize("keys", [None, {"a"}])
-def test_an_index_that_cannot_be_read_is_an_error_of_deepnvme(tmp_path: Path, damage: str, keys: Any) -> None:
-    """`dcp.load` replaces errors of `read_metadata` by an `AssertionError`."""
-    folder = tmp_path / "checkpoint"
-    save({"a": torch.ones(9)}, storage_writer=DeepnvmeWriter(folder), no_dist=True)
-    index = folder / "deepnvme.json"
-    text = index.read_bytes()
-    if damage == "flipped":
-        index.write_bytes(text.replace(b"9", b"8", 1))
-    elif damage in ("cut", "empty", "no text"):
-        index.write_bytes({"cut": text[:-20], "empty": b"", "no text": b"\xff" * 50}[damage])
-    elif damage == "removed":
-        index.unlink()
-    else:
-        shutil.rmtree(folder)
-    with pytest.raises(CheckpointException) as caught:
-        if keys is None:
-            load({"a": torch.zeros(9)}, storage_reader=DeepnvmeReader(folder), no_dist=True)
-        else:
-            _load_state_dict_from_keys(keys, storage_reader=DeepnvmeReader(folder))
-    (failure, _) = caught.value.failures[0]
-    assert isinstance(failure, deepnvme.Error), failure
-    expected = (
-        FileNotFoundError if damage in ("removed", "no folder") else errors.CorruptFileError | errors.ChecksumError
-    )
-    assert isinstance(failure, expected)
-    assert "deepnvme.json" in str(failure)
 
 
 def damaged(folder: Path, name: str, place: int) -> None:

@@ -260,7 +260,7 @@ def test_damage_that_is_found_before_a_later_write_is_raised(
     while not torch.equal(source, target):
         assert time.monotonic() < deadline
     with (tmp_path / "file").open("r+b") as file:
-        file.write(bytes([source[0].item() ^ 1]))
+        file.write(bytes([int(source[0]) ^ 1]))
     handle.pwrite(source, name, False, True)
     with pytest.raises(deepnvme.Error, match="byte 0;"):
         handle.wait()

@@ -28,7 +28,7 @@ class Wrapper(torch.optim.Optimizer):
         self.optimizer = optimizer
 
     @property
-    def param_groups(self) -> Any:
+    def param_groups(self) -> Any:  # type: ignore[override]
         return self.optimizer.param_groups
 
     def step(self, closure: Any = None) -> Any:
