@@ -215,7 +215,7 @@ def test_the_errors_of_opening(tmp_path: Path) -> None:
     for mode in ("r", "w", "ab", "rb+", ""):
         with pytest.raises(ValueError, match="must be 'rb' or 'wb'"):
             deepnvme.open(tmp_path / "file", mode)
-    with pytest.raises(ValueError, match='"none", "data" or "full"'):
+    with pytest.raises(ValueError, match="'none', 'data' or 'full'"):
         deepnvme.open(tmp_path / "file", "wb", durability="maybe")  # type: ignore[call-overload]
     with pytest.raises(TypeError):
         deepnvme.open([], "rb")  # type: ignore[call-overload]

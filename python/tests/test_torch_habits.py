@@ -154,7 +154,7 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: deepnvme.load("x.pt", engine=3), r"deepnvme\.Engine"),  # type: ignore[arg-type]
     (lambda: deepnvme.load("x.pt", into=torch.nn.Linear(2, 2)), r"model\.state_dict\(\)"),
     (lambda: deepnvme.stream(3, memory="1GB"), r"a folder, or a torch\.nn\.Module"),  # type: ignore[arg-type]
-    (lambda: deepnvme.stream("x", memory="1GB", dtype="bf16"), "such as torch.float32"),
+    (lambda: deepnvme.stream("x", memory="1GB", dtype=16), "such as torch.float32"),  # type: ignore[arg-type]
     (lambda: deepnvme.offload_parameters(3, memory="1GB", swap_dir="."), r"torch\.nn\.Module"),  # type: ignore[arg-type]
     (lambda: deepnvme.Swapper(3, memory="1MB"), "a folder, or a list of folders"),  # type: ignore[arg-type]
     (lambda: deepnvme.Swapper([3], memory="1MB"), "each folder must be"),  # type: ignore[list-item]
