@@ -8,7 +8,6 @@ use crate::once::intern;
 /// Call ``function`` while each param group has the parameters of its list in ``params``, or none if there is no list.
 /// Afterwards the groups have their own lists again, however the call ends: Ctrl-C cannot come in between.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 pub(crate) fn _call_with_params<'py>(
     groups: &Bound<'py, PyAny>,
     params: Vec<Bound<'py, PyList>>,
