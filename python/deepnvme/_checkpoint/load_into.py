@@ -11,13 +11,13 @@ import torch
 
 from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.plain_values import empty_containers, has_values, replace_values
+from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values
 from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
 from deepnvme._checkpoint.tensor_names import (
     has_name,
     name_of,
     named_tensors,
-    refuse_empty,
+    refuse_lost,
     tensor_expressions,
     tensor_keys,
 )
@@ -46,10 +46,14 @@ def fill(request: LoadRequest, into: Any, cast: bool) -> Any:
     is_flat = bool(into) and isinstance(into, Mapping) and targets.keys() == into.keys()
     empty = [] if is_flat else empty_containers(into)
     wants_values = not is_flat and (bool(empty) or has_values(into))
-    saved = request.for_files(lambda files: _fill_all(request, files, _Wanted(targets, empty, wants_values, cast)))
-    if wants_values and (kept := replace_values(into, saved)):
-        shown = ", ".join(name_of(keys) for keys in kept[:_NAMED_MAX]) + (", ..." if len(kept) > _NAMED_MAX else "")
-        warnings.warn(f"{request.name}: the file has no value for {shown}; into keeps its own", stacklevel=3)
+    wanted = _Wanted(targets, empty, into if wants_values else None, cast)
+    if (new := request.for_files(lambda files: _fill_all(request, files, wanted))) is None:
+        return into
+    new.apply()
+    for kept, why in ((new.lacking, "the file has no value for"), (new.fixed, "a tuple cannot be changed:")):
+        if kept:
+            shown = ", ".join(name_of(keys) for keys in kept[:_NAMED_MAX]) + (", ..." if len(kept) > _NAMED_MAX else "")
+            warnings.warn(f"{request.name}: {why} {shown}; into keeps its own", stacklevel=3)
     return into
 
 
@@ -59,8 +63,8 @@ class _Wanted(NamedTuple):
     targets: dict[str, torch.Tensor]
     empty: list[Keys]
     """Empty containers."""
-    values: bool
-    """Whether to find values that are no tensors."""
+    values_of: Any
+    """A state whose values that are no tensors are replaced; ``None`` if it has none."""
     cast: bool
 
 
@@ -94,8 +98,8 @@ class _Plan(NamedTuple):
     """Filled under an earlier name already; the tensor of this name must be the same."""
 
 
-def _fill_all(request: LoadRequest, files: list[SourceFile], wanted: _Wanted) -> Any:
-    """Fill the tensors. Return the saved state without the bytes of tensors, if its other values are wanted."""
+def _fill_all(request: LoadRequest, files: list[SourceFile], wanted: _Wanted) -> Replacements | None:
+    """Fill the tensors, and find the other values if there are any."""
     try:
         return _fill_from(request, files, wanted, headers="trust")
     except MovedError:
@@ -105,16 +109,17 @@ def _fill_all(request: LoadRequest, files: list[SourceFile], wanted: _Wanted) ->
 
 def _fill_from(
     request: LoadRequest, files: list[SourceFile], wanted: _Wanted, *, headers: Literal["trust", "read"]
-) -> Any:
+) -> Replacements | None:
     plans = _plan(request, files, wanted.targets, wanted.cast, headers=headers)
-    if wanted.empty:
+    new = None
+    if wanted.values_of is not None:
+        is_archive = len(plans) == 1 and plans[0].reader.format != "safetensors"
+        saved = request.without_bytes(plans[0].reader, files[0].path) if is_archive else {}
+        new = Replacements(wanted.values_of, saved)
         names = (entry.name for plan in plans for entry in tensor_entries(plan.reader))
-        refuse_empty(request.name, wanted.empty, names)
-    saved = None
-    if wanted.values and len(plans) == 1 and plans[0].reader.format != "safetensors":
-        saved = request.without_bytes(plans[0].reader, files[0].path)
+        refuse_lost(request.name, wanted.empty, new.lacking, names)
     _fill(request, plans)
-    return saved
+    return new
 
 
 def _fill(request: LoadRequest, plans: list[_Plan]) -> None:

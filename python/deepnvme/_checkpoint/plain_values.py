@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from deepnvme._checkpoint.state_walk import Keys, each_tensor, each_with_keys
+from deepnvme._checkpoint.tensor_names import expression
+from deepnvme.errors import InvalidArgumentError
 
 _MISSING = object()
 
@@ -22,37 +24,51 @@ def empty_containers(state: Any) -> list[Keys]:
     return [keys for keys, found in each_with_keys(state) if isinstance(found, Mapping | list | tuple) and not found]
 
 
-def replace_values(into: Any, saved: Any) -> list[Keys]:
-    """Replace the values of ``into`` by those that ``saved`` has at the same keys. Tensors stay.
+class Replacements:
+    """The values of ``into`` that differ from those that ``saved`` has at the same keys. Tensors stay.
 
-    Dicts and lists are changed in place. A container without tensors is replaced as a whole if it is of another kind or
-    length than the saved one.
-
-    Returns:
-        The keys of values that stay, because ``saved`` has none or they cannot be replaced.
+    Raises:
+        InvalidArgumentError: a container occurs twice in ``into``, and the file has different values for it.
     """
-    kept: list[Keys] = []
-    _replace(into, saved, (), kept, {})
-    return kept
 
+    def __init__(self, into: Any, saved: Any) -> None:
+        self.lacking: list[Keys] = []
+        """Values that ``saved`` has none for."""
+        self.fixed: list[Keys] = []
+        """Values in containers that cannot change, such as a tuple with tensors."""
+        # By container and key: the container, the key, the new value, and the keys that lead there.
+        self._new: dict[tuple[int, Any], tuple[Any, Any, Any, Keys]] = {}
+        # Pairs of containers that were compared. They are kept, so that no id is used again.
+        self._seen: dict[tuple[int, int], tuple[object, object]] = {}
+        self._compare(into, saved, ())
 
-def _replace(into: Any, saved: Any, keys: Keys, kept: list[Keys], seen: dict[int, object]) -> None:
-    if id(into) in seen:
-        return
-    seen[id(into)] = into
-    for key, value in [*into.items()] if isinstance(into, Mapping) else [*enumerate(into)]:
-        if isinstance(value, torch.Tensor):
-            continue
-        new, here = _at(saved, key), (*keys, key)
-        if _are_alike(value, new):
-            _replace(value, new, here, kept, seen)
-        elif _has_tensors(value):
-            # Their names are missing in the file, which is refused, or they are filled by another path.
-            kept += [(*here, *rest) for rest, found in each_with_keys(value) if _is_value(found)]
-        elif new is _MISSING or _has_tensors(new) or not isinstance(into, MutableMapping | list):
-            kept.append(here)
-        else:
-            into[key] = new
+    def apply(self) -> None:
+        """Replace the values. Dicts and lists are changed in place."""
+        for container, key, value, _ in self._new.values():
+            container[key] = value
+
+    def _compare(self, into: Any, saved: Any, keys: Keys) -> None:
+        if (id(into), id(saved)) in self._seen:
+            return
+        self._seen[id(into), id(saved)] = into, saved
+        for key, value in [*into.items()] if isinstance(into, Mapping) else [*enumerate(into)]:
+            if isinstance(value, torch.Tensor):
+                continue
+            new, here = _at(saved, key), (*keys, key)
+            if _is_container(value) and (_has_tensors(value) or _are_alike(value, new)):
+                self._compare(value, new, here)
+            elif new is _MISSING or _has_tensors(new):
+                self.lacking.append(here)
+            elif isinstance(into, MutableMapping | list):
+                self._note(into, key, new, here)
+            elif not _are_equal(value, new):
+                self.fixed.append(here)
+
+    def _note(self, into: Any, key: Any, new: Any, here: Keys) -> None:
+        known = self._new.setdefault((id(into), key), (into, key, new, here))
+        if not _are_equal(known[2], new):
+            msg = f"into{expression(known[3])} and into{expression(here)} are in one container, and the file has"
+            raise InvalidArgumentError(f"{msg} different values for them; give each a container of its own")
 
 
 def _at(saved: Any, key: Any) -> Any:
@@ -63,18 +79,19 @@ def _at(saved: Any, key: Any) -> Any:
 
 
 def _are_alike(value: Any, new: Any) -> bool:
-    """Whether both are containers of a kind. An empty one asks for the whole other."""
+    """Whether both are dicts, or lists of one length. An empty container asks for the whole other."""
     if isinstance(value, Mapping) and isinstance(new, Mapping):
         return bool(value)
-    if isinstance(value, list) and isinstance(new, list):
-        return len(value) == len(new) and bool(value)
-    # A tuple cannot be changed in place, but what it contains can.
-    return isinstance(value, tuple) and isinstance(new, tuple) and len(value) == len(new) and _has_tensors(value)
+    return isinstance(value, list) and isinstance(new, list) and len(value) == len(new) > 0
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(one == other))
 
 
 def _has_tensors(value: Any) -> bool:
     return next(each_tensor(value), None) is not None
 
 
-def _is_value(found: object) -> bool:
-    return not isinstance(found, torch.Tensor | Mapping | list | tuple)
+def _is_container(value: Any) -> bool:
+    return isinstance(value, Mapping | list | tuple)

@@ -68,27 +68,28 @@ def name_of(keys: Keys) -> str:
     return functools.reduce(_joined, keys, "")
 
 
-def refuse_empty(state: str, empty: list[Keys], names: Iterable[str]) -> None:
-    """Refuse containers of ``into`` that are empty, if the checkpoint has tensors there: they would be lost."""
-    prefixes = {f"{name_of(keys)}." if keys else "": keys for keys in empty}
+def refuse_lost(state: str, empty: list[Keys], lacking: list[Keys], names: Iterable[str]) -> None:
+    """Refuse parts of ``into`` without tensors, if the checkpoint has tensors there: they would be lost.
+
+    Args:
+        state: the checkpoint, for the message.
+        empty: empty containers.
+        lacking: values that the checkpoint has none for.
+        names: the tensors of the checkpoint.
+    """
+    words = {name_of(keys): (keys, "is no tensor") for keys in lacking}
+    words |= {name_of(keys): (keys, "is empty") for keys in empty}
     for name in names:
-        found = next((prefixes[part] for part in ("", *_prefixes(name)) if part in prefixes), None)
+        found = next((words[part] for part in ("", *_names_above(name)) if part in words), None)
         if found is None:
             continue
+        keys, word = found
         msg = (
-            f"{state}: into{expression(found)} is empty, and the checkpoint has tensors there, such as {name}, which "
+            f"{state}: into{expression(keys)} {word}, and the checkpoint has tensors there, such as {name}, which "
             "would be lost; load without into, fill it first (an optimizer's state exists from its first step on, or "
             "from get_state_dict of torch.distributed.checkpoint.state_dict), or leave the key out"
         )
         raise InvalidArgumentError(msg)
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    """Yield the parts of a name that end with a dot."""
-    at = name.find(".")
-    while at >= 0:
-        yield name[: at + 1]
-        at = name.find(".", at + 1)
 
 
 def tensor_expressions(state: Any) -> Iterator[tuple[str, torch.Tensor]]:

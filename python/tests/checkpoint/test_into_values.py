@@ -123,7 +123,7 @@ def test_values_that_cannot_be_replaced_stay_with_a_warning(tmp_path: Path) -> N
     path = tmp_path / "state.pt"
     deepnvme.save({"pair": (torch.ones(1), 5), "view": {"lr": 2}}, path)
     into: dict[str, Any] = {"pair": (torch.zeros(1), 0), "view": MappingProxyType({"lr": 1})}
-    with pytest.warns(UserWarning, match=r"pair\.1, view\.lr"):
+    with pytest.warns(UserWarning, match=r"a tuple cannot be changed: pair\.1, view\.lr; into keeps its own"):
         deepnvme.load(path, into=into)
     assert into["pair"][0].item() == 1
     assert (into["pair"][1], into["view"]["lr"]) == (0, 1)
@@ -151,3 +151,47 @@ def test_a_refused_value_changes_no_tensor(tmp_path: Path) -> None:
     assert into["a"].item() == 0
     # Tensors alone need no other value.
     assert deepnvme.load(path, into={"a": into["a"]})["a"].item() == 1
+
+
+@pytest.mark.parametrize("value", [{}, [], (), None, 5, "text"])
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+@pytest.mark.parametrize("key", ["a", "b"])
+def test_a_tensor_in_the_place_of_a_value_is_not_lost(tmp_path: Path, value: object, suffix: str, key: str) -> None:
+    path = tmp_path / f"state.{suffix}"
+    saved: dict[str, Any] = {"a": torch.ones(1), "b.c": torch.ones(1), "t": torch.ones(1)}
+    if suffix == "pt":
+        saved["b"] = {"c": saved.pop("b.c")}
+    deepnvme.save(saved, path)
+    into: dict[str, Any] = {key: value, "t": torch.zeros(1)}
+    with pytest.raises(
+        errors.InvalidArgumentError, match=rf"into\['{key}'\] is (empty|no tensor), and .*would be lost"
+    ):
+        deepnvme.load(path, into=into)
+    assert into["t"].item() == 0
+
+
+def test_a_container_in_two_places(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    deepnvme.save({"t": torch.ones(1), "a": {"lr": 1}, "b": {"lr": 2}, "c": {"lr": 1}}, path)
+    shared = {"lr": 0}
+    expected = r"into\['a'\]\['lr'\] and into\['b'\]\['lr'\] are in one container"
+    with pytest.raises(errors.InvalidArgumentError, match=expected):
+        deepnvme.load(path, into={"t": torch.zeros(1), "a": shared, "b": shared})
+    assert shared == {"lr": 0}
+    deepnvme.load(path, into={"t": torch.zeros(1), "a": shared, "c": shared})
+    assert shared == {"lr": 1}
+
+
+def test_containers_with_tensors_that_differ_in_kind_or_length(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    deepnvme.save({"long": [torch.ones(1), 1, 2], "pair": (torch.ones(1), 3), "same": (torch.ones(1), 4)}, path)
+    into: dict[str, Any] = {
+        "long": [torch.zeros(1), 0], "pair": [torch.zeros(1), 0], "same": (torch.zeros(1), 4)
+    }  # fmt: skip
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        deepnvme.load(path, into=into)
+    assert (into["long"][1], into["pair"][1], into["same"][1]) == (1, 3, 4)
+    assert all(into[key][0].item() == 1 for key in into)
+    with pytest.warns(UserWarning, match=r"a tuple cannot be changed: same\.1"):
+        deepnvme.load(path, into={"same": (torch.zeros(1), 5)})

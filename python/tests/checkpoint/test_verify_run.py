@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._deepnvme import _run_command
+from deepnvme._deepnvme import _NewFile, _run_command
 from deepnvme.integrations.dcp import DeepnvmeWriter
 
 from .ranks import run as run_ranks
@@ -280,3 +280,33 @@ def test_a_list_that_was_cut_is_named(tmp_path: Path) -> None:
     status, out, _ = run("verify", tmp_path)
     assert status == 1
     assert f"DAMAGED  {path}" in out
+
+
+@pytest.mark.parametrize("pending", ["all", "list", "parts"])
+def test_a_checkpoint_in_parts_that_has_private_names_still(folder: Path, pending: str) -> None:
+    """As between the commit of the manifest and the renames, or after a killed writer."""
+    manifest = folder / "manifest.json"
+    wire = json.loads(manifest.read_bytes())
+    (entry,) = (entry for entry in wire["checkpoints"] if entry["step"] == 1)
+    names = [part["file"] for part in entry["parts"]] if pending != "list" else []
+    names += [entry["file"]] if pending != "parts" else []
+    for name in names:
+        made = _NewFile(folder / name, 0, None)
+        private = made.temporary.name
+        del made
+        entry.setdefault("pending", {})[name] = private
+        (folder / name).rename(folder / private)
+    wire = {key: value for key, value in wire.items() if "checksum" not in key}
+    manifest.write_text(json.dumps(wire))
+    status, files = verified(folder)
+    listed = entry["pending"].get(entry["file"], entry["file"])
+    assert (status, files[listed]["verdict"], files[listed]["coverage"]) == (0, "sound", "file")
+    assert files[listed]["bytes"] == 300_000 * 4
+    part = folder / entry["pending"].get(entry["parts"][-1]["file"], entry["parts"][-1]["file"])
+    flip(part, 5_000)
+    status, files = verified(folder)
+    assert (status, files[listed]["verdict"]) == (1, "damaged")
+    part.unlink()
+    status, files = verified(folder)
+    assert (status, files[listed]["verdict"]) == (1, "damaged")
+    assert "some of its files are missing" in files[listed]["finding"]

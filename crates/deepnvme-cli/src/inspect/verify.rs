@@ -9,8 +9,8 @@ use std::time::Instant;
 use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, INDEX_SUFFIX, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
-use deepnvme_file::Target;
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
+use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::set::ChecksumState;
 use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::op::Errno;
@@ -184,9 +184,13 @@ impl Verifier<'_> {
         if !fs::exists(path).unwrap_or(true) {
             return differs(format!("{} lists it, but it is missing", history::MANIFEST));
         }
-        let checked = match self.verify_path(path) {
-            Ok(None) => return differs("all of its files are missing".into()),
-            checked => checked.map(Option::unwrap_or_default),
+        let checked = if entry.parts.is_empty() || entry.pending.is_empty() {
+            match self.verify_path(path) {
+                Ok(None) => return differs("all of its files are missing".into()),
+                checked => checked.map(Option::unwrap_or_default),
+            }
+        } else {
+            self.verify_pending_parts(entry, path)
         };
         match &checked {
             Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
@@ -204,6 +208,18 @@ impl Verifier<'_> {
             }
             _ => checked,
         }
+    }
+
+    /// Verifies a checkpoint in parts, some of which may still have private names, as may their list.
+    fn verify_pending_parts(&self, entry: &ManifestEntry, list: &Path) -> Result<Vec<Verification>> {
+        let began = Instant::now();
+        let folder = list.parent().unwrap_or(Path::new("."));
+        let set = StripeSet::from_manifest(list).and_then(|set| {
+            let parts = entry.parts.iter().map(|part| history::find_file(folder, &part.file, entry)).collect();
+            StripeSet::new(parts, set.stripe_bytes())
+        });
+        let verified = set.map_err(Into::into).and_then(|set| self.verify_target(Target::Stripes(set), |_, _| Ok(())));
+        Ok(vec![compared(list, began, verified)?])
     }
 
     /// Verifies the model of a folder, and its other checkpoints, such as the optimizer's state.
@@ -290,15 +306,23 @@ impl Verifier<'_> {
 
     fn verify_file(&self, file: &CheckpointFile) -> Result<Verification> {
         let began = Instant::now();
-        let verified = file.target().and_then(|target| {
-            let engine = self.engines.of(&target);
-            let mut reader = self.opened(engine, target)?;
-            file.compare(engine, &reader)?;
-            let bytes = reader.verify_all(engine, self.progress)?;
-            let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
-            Ok((bytes, coverage))
-        });
+        let compare = |engine: &Engine, reader: &Reader| file.compare(engine, reader);
+        let verified = file.target().and_then(|target| self.verify_target(target, compare));
         compared(&file.path, began, verified)
+    }
+
+    /// Verifies an open file, and calls `compare` before.
+    fn verify_target(
+        &self,
+        target: Target,
+        compare: impl Fn(&Engine, &Reader) -> deepnvme_checkpoint::Result<()>,
+    ) -> deepnvme_checkpoint::Result<(u64, Coverage)> {
+        let engine = self.engines.of(&target);
+        let mut reader = self.opened(engine, target)?;
+        compare(engine, &reader)?;
+        let bytes = reader.verify_all(engine, self.progress)?;
+        let coverage = if reader.coverage() == read::Coverage::File { Coverage::File } else { Coverage::Data };
+        Ok((bytes, coverage))
     }
 
     /// Opens a file, interruptibly: reading the names of millions of tensors takes time.

@@ -14,7 +14,7 @@ from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.plain_values import empty_containers
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.tensor_names import refuse_empty
+from deepnvme._checkpoint.tensor_names import refuse_lost
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme._utils.signal_safe_event import SignalSafeEvent
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
@@ -164,7 +164,7 @@ def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, A
     def fill() -> None:
         with _errors_with_path(found.path):
             if empty:
-                refuse_empty(str(found.path), empty, reader.read_metadata().state_dict_metadata)
+                refuse_lost(str(found.path), empty, [], reader.read_metadata().state_dict_metadata)
             _with_all(group, lambda: load(into, storage_reader=reader, **_group_of(group)))
 
     with group.leave_on_error():
