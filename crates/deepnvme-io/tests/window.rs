@@ -9,11 +9,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use common::{decorated, open};
-use deepnvme_io::backend::{Backend, BackendKind, Wake};
+use deepnvme_io::backend::{Backend, BackendKind};
 use deepnvme_io::op::{Completion, Op, Submit};
 use deepnvme_io::{Config, DirectMode, Result, WindowMode};
 use deepnvme_testkit::data::{TestFile, bytes_of, difference, random_bytes, region_at};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
+use deepnvme_testkit::forward_to_inner;
 
 /// Counts the ops that were submitted while some, but not all, of those in flight with them had completed.
 struct Recorder {
@@ -23,25 +24,11 @@ struct Recorder {
 }
 
 impl Backend for Recorder {
-    fn kind(&self) -> BackendKind {
-        self.inner.kind()
-    }
-
-    fn depth(&self) -> u32 {
-        self.inner.depth()
-    }
-
-    fn in_flight(&self) -> u32 {
-        self.inner.in_flight()
-    }
+    forward_to_inner!(kind, depth, in_flight, flush, waker);
 
     fn submit(&mut self, op: Op) -> Submit {
         self.refills.fetch_add(u32::from(self.is_batch_split), Ordering::SeqCst);
         self.inner.submit(op)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.inner.flush()
     }
 
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
@@ -49,10 +36,6 @@ impl Backend for Recorder {
         self.inner.reap(min, completions)?;
         self.is_batch_split = self.inner.in_flight() > 0 && (self.is_batch_split || completions.len() > before);
         Ok(())
-    }
-
-    fn waker(&self) -> Arc<dyn Wake> {
-        self.inner.waker()
     }
 }
 
@@ -97,13 +80,7 @@ struct OneByOne {
 }
 
 impl Backend for OneByOne {
-    fn kind(&self) -> BackendKind {
-        self.inner.kind()
-    }
-
-    fn depth(&self) -> u32 {
-        self.inner.depth()
-    }
+    forward_to_inner!(kind, depth, flush, waker);
 
     fn in_flight(&self) -> u32 {
         self.inner.in_flight() + self.done.len() as u32
@@ -112,10 +89,6 @@ impl Backend for OneByOne {
     fn submit(&mut self, op: Op) -> Submit {
         self.depths.lock().expect("nobody panics with it").push(self.in_flight() + 1);
         self.inner.submit(op)
-    }
-
-    fn flush(&mut self) -> Result<()> {
-        self.inner.flush()
     }
 
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
@@ -127,10 +100,6 @@ impl Backend for OneByOne {
             completions.push(completion);
         }
         Ok(())
-    }
-
-    fn waker(&self) -> Arc<dyn Wake> {
-        self.inner.waker()
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`conformance`]: the backend contract, as public functions that take a constructor.
 //! - [`faults`]: a seeded decorator that makes any backend fail, shorten, delay and reorder operations.
+//! - [`forward_to_inner`]: the methods of a backend's wrapper that change nothing.
 //! - [`model`]: a file as a vector, and random programs over it.
 //! - [`data`]: random bytes, memory at chosen alignments, folders on a real disk.
 //! - [`guard`]: a process with limits for thousands of malicious inputs.
@@ -17,6 +18,7 @@
 pub mod conformance;
 pub mod data;
 pub mod faults;
+mod forward;
 pub mod fuzz_targets;
 pub mod guard;
 pub mod model;

@@ -5,12 +5,12 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use deepnvme_io::Result;
-use deepnvme_io::backend::{Backend, BackendKind, Wake};
+use deepnvme_io::backend::{Backend, Wake};
 use deepnvme_io::op::{Completion, Op, Pieces, Submit, Token};
-use deepnvme_mem::RegistrableRange;
 use deepnvme_mem::sync::ignore_poison;
 
 use super::{Faults, InjectedFault};
+use crate::forward_to_inner;
 use crate::rng::Rng;
 
 /// Polling interval while an op is in the inner backend and another is delayed.
@@ -119,13 +119,7 @@ impl FaultBackend {
 }
 
 impl Backend for FaultBackend {
-    fn kind(&self) -> BackendKind {
-        self.inner.kind()
-    }
-
-    fn depth(&self) -> u32 {
-        self.inner.depth()
-    }
+    forward_to_inner!(kind, depth, flush, registrations);
 
     fn in_flight(&self) -> u32 {
         (self.inside.len() + self.held.len()) as u32
@@ -161,10 +155,6 @@ impl Backend for FaultBackend {
         }
     }
 
-    fn flush(&mut self) -> Result<()> {
-        self.inner.flush()
-    }
-
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> Result<()> {
         let before = completions.len();
         loop {
@@ -181,14 +171,6 @@ impl Backend for FaultBackend {
 
     fn waker(&self) -> Arc<dyn Wake> {
         self.waker.clone()
-    }
-
-    fn register(&mut self, memory: &RegistrableRange) -> bool {
-        self.inner.register(memory)
-    }
-
-    fn unregister(&mut self, memory: &RegistrableRange) {
-        self.inner.unregister(memory);
     }
 }
 
