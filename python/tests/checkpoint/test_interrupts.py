@@ -24,8 +24,10 @@ deepnvme.save({"a": torch.ones(2)}, out / "warm.pt"); deepnvme.load(out / "warm.
 checkpointer = deepnvme.Checkpointer(folder)
 
 def command(*arguments):
-    # As the program does it: the exit status tells, unless the interruption is raised.
+    # A command reports the interrupt itself, and returns.
     _run_command(list(map(str, arguments)))
+    if sent:
+        raise KeyboardInterrupt
 
 ways = {
     "restore": lambda: checkpointer.restore(),
