@@ -270,15 +270,18 @@ def interrupted() -> Callable[..., AbstractContextManager[Points]]:
     """Raise ``KeyboardInterrupt`` at the point of that number in the package's own code; at none, only count them.
 
     CPython looks for signals where a function begins and where a call into native code has ended. Those are the points,
-    and the moments before native calls.
+    and the moments before native calls, except those that undo something: in a ``finally`` no signal comes before them.
     """
+    undo = ("release", "_release", "_set_grad_enabled", "__exit__")
     ours = (str(Path(deepnvme.__file__).parent), contextlib.__file__)
 
     @contextmanager
     def call(at: int = 0) -> Iterator[Points]:
         points = Points()
 
-        def look(frame: FrameType, event: str, _argument: object) -> None:
+        def look(frame: FrameType, event: str, argument: object) -> None:
+            if event == "c_call" and getattr(argument, "__name__", "") in undo:
+                return
             if event in ("call", "c_call", "c_return") and frame.f_code.co_filename.startswith(ours):
                 points.count += 1
                 if points.count == at:
