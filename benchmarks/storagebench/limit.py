@@ -17,7 +17,7 @@ _TRIAL_BYTES_MAX = 1 << 30
 
 
 class DiskLimit:
-    """Transfers of so many bytes by fio, with the settings that were fastest for `path`."""
+    """Transfers of a given number of bytes by fio, with the settings that were fastest for `path`."""
 
     def __init__(self, path: Path, size: int, *, huge: bool) -> None:
         engines: tuple[fio.Engine, ...] = ("io_uring-fixed", "libaio")

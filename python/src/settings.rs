@@ -183,7 +183,7 @@ const SHOWN_MAX: usize = 100;
 /// Parses a whole number that a caller passed. Errors name the argument and its range.
 pub(crate) fn number(name: &str, value: &Bound<'_, PyAny>) -> PyResult<u64> {
     let detail = || {
-        // Of a number that is not too large, the largest one tells nobody anything.
+        // The maximum helps only if the number exceeds it.
         let is_too_large = value.is_instance_of::<PyInt>() && value.gt(0).unwrap_or(false);
         let range = if is_too_large { format!("between 0 and {WHOLE_MAX}") } else { "of at least 0".into() };
         format!("{name} is {}; it must be a whole number {range}", shown(value))

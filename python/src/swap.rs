@@ -348,6 +348,8 @@ impl BorrowScope {
     }
 
     fn _release(&self, py: Python<'_>) {
+        let lent = ignore_poison(self.lent.lock()).take();
+        drop(lent);
         let held = ignore_poison(self.held.lock()).take();
         if let Some(held) = held {
             torch::wait_for_copies(py);

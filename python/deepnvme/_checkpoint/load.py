@@ -66,7 +66,7 @@ def load(
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled. Its other values are replaced by
-            those of an archive; a value that the file lacks stays, with a warning. What only the file has is ignored.
+            those of an archive; a value that the file lacks stays, with a warning. Entries of the file alone are ignored.
             A tuple cannot be changed; a value in it that differs stays, with a warning. An empty container or a value
             is refused if the file has tensors there, since they would be lost: load the state of a new optimizer
             without ``into``.

@@ -121,8 +121,11 @@ impl Described<'_> {
         Some(PlainTensor { addresses, dtype: self.dtype, shape, device: self.device })
     }
 
-    /// Returns whether the elements lie in one piece, in any order of dimensions.
+    /// Returns whether the elements lie in one piece, in any order of dimensions. Those of an empty tensor do.
     pub(crate) fn is_dense(&self) -> bool {
+        if self.elements == 0 {
+            return true;
+        }
         let mut dims: Vec<(i64, i64)> =
             self.strides.iter().copied().zip(self.shape.iter().copied()).filter(|(_, size)| *size != 1).collect();
         // Usually they are in this order.

@@ -1,7 +1,7 @@
 //! All state, under one lock, with one condition variable.
 //!
 //! One lock is enough: bytes are moved without it, and contention does not matter in tests. The modules are the parts
-//! of the state. None of them knows [`DriverState`]: what needs several parts is in `operations` and `cufile`.
+//! of the state. None of them uses [`DriverState`]. Functions that need several parts are in `operations` and `cufile`.
 //!
 //! | module | part |
 //! | --- | --- |
