@@ -66,10 +66,10 @@ def load(
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled. Its other values are replaced by
-            those of an archive; a value that the file lacks stays, with a warning. Entries of the file alone are ignored.
-            A tuple cannot be changed; a value in it that differs stays, with a warning. An empty container or a value
-            is refused if the file has tensors there, since they would be lost: load the state of a new optimizer
-            without ``into``.
+            those of an archive; a value that the file lacks stays, with a warning. Entries of the file alone are
+            ignored. A tuple cannot be changed; a value in it that differs stays, with a warning. An empty container or
+            a value is refused if the file has tensors there, since they would be lost: load the state of a new
+            optimizer without ``into``.
         cast: allow other dtypes in ``into`` than in the file. Default False. Casts that lose more than precision stay
             refused: complex to real, floating-point to integer, anything to ``bool``, and integers to a type that does
             not contain them all. A number beyond the range of a floating-point type becomes infinite, as in torch.
