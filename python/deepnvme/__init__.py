@@ -33,7 +33,6 @@ from types import BuiltinFunctionType
 from typing import TYPE_CHECKING
 
 from deepnvme import errors
-from deepnvme._commands import CommandResult, bench, report, tune
 from deepnvme._deepnvme import (
     BackendProbe,
     Engine,
@@ -74,6 +73,10 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
+    from deepnvme._commands.checkpoint_files import convert, inspect, verify
+    from deepnvme._commands.measure import bench, report, tune
+    from deepnvme._commands.pack import pack
+    from deepnvme._commands.result import CommandResult
     from deepnvme._offload import ParameterOffload, offload_parameters
     from deepnvme._stream import Streaming, StreamStats, stream
     from deepnvme._swap import Borrowed, Swapper, SwapStats
@@ -104,12 +107,15 @@ __all__ = [
     "__version__",
     "as_bytes",
     "bench",
+    "convert",
     "default_engine",
     "errors",
+    "inspect",
     "load",
     "offload_parameters",
     "open",
     "optim",
+    "pack",
     "pinned_empty",
     "probe",
     "read",
@@ -125,6 +131,7 @@ __all__ = [
     "stream",
     "trace",
     "tune",
+    "verify",
     "write",
     "write_batch",
 ]
@@ -135,16 +142,24 @@ _LAZY = {
     "Checkpoint": "_checkpoint.checkpoint",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.checkpointer_stats",
+    "CommandResult": "_commands.result",
     "Borrowed": "_swap",
     "ParameterOffload": "_offload",
     "StreamStats": "_stream",
     "Streaming": "_stream",
     "SwapStats": "_swap",
     "Swapper": "_swap",
+    "bench": "_commands.measure",
+    "convert": "_commands.checkpoint_files",
+    "inspect": "_commands.checkpoint_files",
     "load": "_checkpoint.load",
     "offload_parameters": "_offload",
+    "pack": "_commands.pack",
+    "report": "_commands.measure",
     "save": "_checkpoint.save",
     "stream": "_stream",
+    "tune": "_commands.measure",
+    "verify": "_commands.checkpoint_files",
 }
 
 

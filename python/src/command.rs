@@ -7,6 +7,7 @@ use deepnvme_cli::{Error, Launcher};
 use pyo3::prelude::*;
 
 use crate::background::{run, run_to_end};
+use crate::checkpoint;
 use crate::error::{self, InvalidArgumentError};
 
 /// Run ``deepnvme ARGUMENTS...`` and return its exit status.
@@ -32,13 +33,17 @@ pub(crate) fn _python_command(arguments: Vec<OsString>) -> Option<(&'static str,
 pub(crate) fn _command_result(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<(String, String)> {
     let python = interpreter(py)?;
     let result = run(py, move |interrupted| {
-        let (mut stdout, mut stderr) = (std::io::sink(), std::io::stderr());
+        let (mut stdout, mut stderr) = (std::io::sink(), std::io::sink());
         commands::result(with_program_name(arguments), &mut session(&python, &mut stdout, &mut stderr, interrupted))
     })?;
     match result {
         Ok(result) => Ok((result.json, result.text)),
         Err(Error::Usage(text)) => Err(InvalidArgumentError::new_err(text)),
         Err(Error::Engine(error)) => Err(error::to_exception(py, &error)),
+        Err(Error::Library(error)) => Err(match error.downcast_ref() {
+            Some(error) => checkpoint::to_exception(py, error),
+            None => error::plain(py, "Error", error.to_string()),
+        }),
         Err(other) => Err(error::plain(py, "Error", other.to_string())),
     }
 }

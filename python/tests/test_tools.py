@@ -51,7 +51,7 @@ def test_a_benchmark_is_a_dict_and_prints_as_a_table(tmp_path: Path) -> None:
 
 def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
-    folders = [tmp_path / "a", tmp_path / os.fsdecode(b"b")]
+    folders = [tmp_path / "a", tmp_path / os.fsdecode(b"b\xff")]
     for folder in folders:
         folder.mkdir()
     outcome = deepnvme.bench(
@@ -80,7 +80,7 @@ def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
     config = workload.pop("config")
     assert workload == {
         "direction": "read",
-        "folders": [str(folder) for folder in folders],
+        "folders": [str(folders[0]), f"{tmp_path}/b\\xff"],
         "stripe_bytes": 64 << 10,
         "io_bytes": 1 << 20,
         "order": "random",
@@ -95,7 +95,7 @@ def test_every_argument_reaches_the_workload(tmp_path: Path) -> None:
     assert config | chosen | {"direct": "disabled"} == config
     assert outcome["processes"] == 2
     assert plot.read_text().startswith("<svg")
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "b", "plot.svg"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", os.fsdecode(b"b\xff"), "plot.svg"]
 
 
 def test_wrong_arguments_and_refusals_are_exceptions(tmp_path: Path) -> None:

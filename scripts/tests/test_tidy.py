@@ -127,6 +127,15 @@ def test_module_docs() -> None:
     assert len(list(tidy.check_file("a/b.rs", ""))) == 1
 
 
+def test_paths_in_json() -> None:
+    derived = "//! a\n#[derive(Clone, Serialize)]\npub struct A {\n    /// b\n%s    pub b: Option<PathBuf>,\n}\n"
+    [finding] = tidy.check_file("crates/x/src/a.rs", derived % "")
+    assert finding.startswith("crates/x/src/a.rs:5: ")
+    assert list(tidy.check_file("crates/x/src/a.rs", derived % '    #[serde(serialize_with = "c")]\n')) == []
+    assert list(tidy.check_file("crates/x/src/a.rs", (derived % "").replace("Serialize", "Debug"))) == []
+    assert list(tidy.check_file(tidy.EXACT_PATHS[0], derived % "")) == []
+
+
 def test_workspace_lints() -> None:
     assert list(tidy.check_file("crates/x/Cargo.toml", "[lints]\nworkspace = true\n")) == []
     assert len(list(tidy.check_file("crates/x/Cargo.toml", "[package]\nname = 'x'\n"))) == 1

@@ -64,6 +64,18 @@ pub fn serialize_all<S: Serializer>(named: &[PathBuf], serializer: S) -> Result<
     serializer.collect_seq(named.iter().map(|one| one.to_str().map_or_else(|| path(one).to_string(), str::to_owned)))
 }
 
+/// Serialises a path or its absence, as [`serialize`] does.
+///
+/// # Errors
+/// The errors of `serializer`.
+#[allow(clippy::ref_option, reason = "serde passes the field")]
+pub fn serialize_option<S: Serializer>(named: &Option<PathBuf>, serializer: S) -> Result<S::Ok, S::Error> {
+    match named {
+        Some(named) => serialize(named, serializer),
+        None => serializer.serialize_none(),
+    }
+}
+
 /// Returns whether a character controls a terminal or the order of adjacent characters.
 #[must_use]
 pub const fn is_control(character: char) -> bool {

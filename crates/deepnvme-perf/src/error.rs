@@ -16,6 +16,9 @@ pub enum Error {
     /// An error of the engine; exit status 1.
     #[error(transparent)]
     Engine(#[from] deepnvme_io::Error),
+    /// An error of a library above the engine; exit status 1.
+    #[error(transparent)]
+    Library(Box<dyn std::error::Error + Send + Sync>),
     /// Ctrl-C or SIGTERM; exit status 1.
     #[error("interrupted; the temporary files have been removed")]
     Interrupted,
@@ -59,7 +62,12 @@ impl Error {
             Self::OutputClosed => 0,
             Self::Told(status) => *status,
             Self::Usage(_) => 2,
-            Self::Failed(_) | Self::Engine(_) | Self::Interrupted | Self::InterruptedWithResult | Self::Failure(_) => 1,
+            Self::Failed(_)
+            | Self::Engine(_)
+            | Self::Library(_)
+            | Self::Interrupted
+            | Self::InterruptedWithResult
+            | Self::Failure(_) => 1,
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn format_error(py: Python<'_>, path: &std::path::Path, source: deepn
 }
 
 /// Converts the error of a save or load to the exception that Python code expects.
-fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
+pub(crate) fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
     let class = match error {
         Error::Io(error) => return error::to_exception(py, error),
         Error::Format { source: deepnvme_format::Error::Invalid(_), .. } => "InvalidArgumentError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -58,8 +59,8 @@ def test_inspect_for_machines(tmp_path: Path, state: dict[str, torch.Tensor], su
     path = tmp_path / f"x.{suffix}"
     deepnvme.save(state, path)
     status, out, _ = run("inspect", path, "--json")
-    (file,) = json.loads(out)
-    jsonschema.validate([file], schema("inspect"))
+    jsonschema.validate(json.loads(out), schema("inspect"))
+    (file,) = json.loads(out)["files"]
     assert status == 0
     assert file["file_bytes"] == path.stat().st_size
     found = {tensor["name"]: tensor for tensor in file["tensors"]}
@@ -94,7 +95,7 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
     data[len(data) // 2] ^= 1
     bad.write_bytes(data)
     status, out, err = run("verify", good, bad, "--json")
-    first, second = json.loads(out)
+    first, second = json.loads(out)["files"]
     assert status == 1
     assert "damaged: 1 of 2" in err
     jsonschema.validate(json.loads(out), schema("verify"))
@@ -134,7 +135,7 @@ def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
         assert out.startswith("unknown ")
         assert why in out
         assert "unverifiable: 1 of 1" in err
-        (file,) = json.loads(run("verify", path, "--json")[1])
+        (file,) = json.loads(run("verify", path, "--json")[1])["files"]
         assert file["verdict"] == "unverifiable"
     status, out, err = run("inspect", tmp_path / "none.pt")
     assert (status, out) == (1, "")
@@ -166,7 +167,7 @@ def test_an_archive_that_another_program_wrote_anew(tmp_path: Path, state: dict[
     with zipfile.ZipFile(path) as old, zipfile.ZipFile(anew, "w") as new:
         for record in old.infolist()[:: 1 if order == "same" else -1]:
             new.writestr(record.filename, old.read(record))
-    (file,) = json.loads(run("verify", anew, "--json")[1])
+    (file,) = json.loads(run("verify", anew, "--json")[1])["files"]
     assert (file["verdict"], file["coverage"]) == ("sound", "data")
     loaded = deepnvme.load(anew, verify="full")
     assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
@@ -174,7 +175,66 @@ def test_an_archive_that_another_program_wrote_anew(tmp_path: Path, state: dict[
     at = data.index(state["model.head"].numpy().tobytes())
     data[at + 12_345] ^= 4
     anew.write_bytes(data)
-    (file,) = json.loads(run("verify", anew, "--json")[1])
+    (file,) = json.loads(run("verify", anew, "--json")[1])["files"]
     assert file["verdict"] == "damaged"
     with pytest.raises(deepnvme.errors.ChecksumError, match="CRC"):
         deepnvme.load(anew, verify="full")
+
+
+def test_the_commands_as_functions(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    path, other = tmp_path / "x.pt", os.fsencode(tmp_path / "y.safetensors")
+    deepnvme.save(state, path)
+    listed = deepnvme.inspect(path)
+    jsonschema.validate(dict(listed), schema("inspect"))
+    assert {tensor["name"] for tensor in listed["files"][0]["tensors"]} == set(state)
+    assert str(listed) == run("inspect", path)[1]
+    assert str(deepnvme.inspect(path, depth=None)) == run("inspect", path, "--all")[1]
+    verified = deepnvme.verify(path)
+    jsonschema.validate(dict(verified), schema("verify"))
+    assert verified["is_sound"]
+    assert str(verified).startswith("ok ")
+    converted = deepnvme.convert(path, other)
+    jsonschema.validate(dict(converted), schema("convert"))
+    loaded = deepnvme.load(other)
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())
+
+
+def test_verify_raises_unless_all_is_sound(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+    good, bad, theirs = tmp_path / "good.pt", tmp_path / "bad.pt", tmp_path / "theirs.safetensors"
+    deepnvme.save(state, good)
+    deepnvme.save(state, bad)
+    data = bytearray(bad.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    save_file(state_of_copies(state), theirs)
+    with pytest.raises(deepnvme.errors.ChecksumError, match=r"unverifiable: .*theirs.*\ndamaged: .*bad\.pt"):
+        deepnvme.verify(theirs, good, bad)
+    for path in (theirs, tmp_path / "none.pt"):
+        with pytest.raises(deepnvme.Error, match=path.name) as plain:
+            deepnvme.verify(path)
+        assert type(plain.value) is deepnvme.Error
+    result = deepnvme.verify(good, bad, theirs, check=False)
+    assert not result["is_sound"]
+    assert [file["verdict"] for file in result["files"]] == ["sound", "damaged", "unverifiable"]
+
+
+def state_of_copies(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def test_failures_of_the_functions_are_typed(tmp_path: Path) -> None:
+    (tmp_path / "text.pt").write_text("once upon a time, there was no tensor")
+    for call in (deepnvme.inspect, lambda path: deepnvme.convert(path, tmp_path / "new.pt")):
+        with pytest.raises(deepnvme.errors.NotFoundError) as missing:
+            call(tmp_path / "none.pt")
+        assert missing.value.filename == str(tmp_path / "none.pt")
+        with pytest.raises(deepnvme.Error, match="neither a torch archive") as wrong:
+            call(tmp_path / "text.pt")
+        assert wrong.value.filename == str(tmp_path / "text.pt")
+    with pytest.raises(TypeError, match="at least one path"):
+        deepnvme.verify()
+    with pytest.raises(TypeError, match="check is 1"):
+        deepnvme.verify(tmp_path, check=1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="depth is 0"):
+        deepnvme.inspect(tmp_path, depth=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["text.pt"]

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_no_command_passes_on_what_acts_on_a_terminal(tmp_path: Path, capfd: pyt
     assert r"layer\u{1b}[2J\r\u{7}line\nok" in said
     # JSON is exact.
     status, said = run(capfd, "inspect", str(tensors), "--json")
-    assert {tensor["name"] for tensor in json.loads(said)[0]["tensors"]} == set(state)
+    assert {tensor["name"] for tensor in json.loads(said)["files"][0]["tensors"]} == set(state)
     with pytest.raises(errors.Error) as caught:
         deepnvme.Engine.from_file(toml)
     assert caught.value.filename == str(toml)
@@ -141,9 +142,15 @@ def test_commands_on_names_that_are_no_utf8(folder: Path, capfd: pytest.CaptureF
         assert r"\xff\xfe" in said.replace(r"\\", "\\"), (arguments, said)
         assert "\ufffd" not in said
     assert torch.equal(deepnvme.load(target)["a"], state["a"])
-    # Workloads are passed between processes as JSON.
+    for processes in (1, 2):
+        measured = deepnvme.bench("read", folder, size="64K", loops=1, processes=processes)
+        assert r"\xff\xfe" in measured["workload"]["folders"][0]
+    # Settings are TOML, which is UTF-8. The refusal comes before any trial.
+    began = time.monotonic()
     with pytest.raises(errors.Error, match="UTF-8"):
-        deepnvme.bench("read", folder, size="64K", loops=1)
+        deepnvme.tune(folder, budget=30, output=folder / "deepnvme.toml")
+    assert time.monotonic() - began < 20
+    assert sorted(path.name for path in folder.iterdir()) == [source.name, target.name]
     # Python gets the exact path.
     asked = _python_command(["generate", "--model", str(folder), "--prompt", "x", "--memory", "1GB"])
     assert asked is not None

@@ -88,7 +88,7 @@ def test_two_files_with_one_tensor_are_refused(tmp_path: Path) -> None:
 def verified(path: Path, capfd: pytest.CaptureFixture[str]) -> tuple[int, list[dict[str, Any]]]:
     capfd.readouterr()
     status = _run_command(["verify", str(path), "--json"])
-    return status, json.loads(capfd.readouterr().out)
+    return status, json.loads(capfd.readouterr().out)["files"]
 
 
 def test_an_index_without_a_checksum_is_unverified(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_inspect_knows_packed_folders(tmp_path: Path, is_striped: bool, capfd: p
     target = packed(tmp_path, *(["--disks", *disks] if is_striped else []))
     capfd.readouterr()
     assert _run_command(["inspect", str(target), "--json"]) == 0
-    (file,) = json.loads(capfd.readouterr().out)
+    (file,) = json.loads(capfd.readouterr().out)["files"]
     assert {tensor["name"] for tensor in file["tensors"]} >= {"0.weight", "3.bias"}
 
 

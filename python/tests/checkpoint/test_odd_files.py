@@ -189,7 +189,7 @@ def test_verify_goes_on_after_a_checkpoint_that_is_something_else(
     path.unlink()
     make(path)
     assert _run_command(["verify", str(tmp_path), "--json"]) == 1
-    files = {Path(file["path"]).name: file for file in json.loads(capfd.readouterr().out)}
+    files = {Path(file["path"]).name: file for file in json.loads(capfd.readouterr().out)["files"]}
     assert files["step-00000002.pt"]["verdict"] == "sound"
     assert files[path.name]["verdict"] == "damaged"
     with pytest.raises(errors.Error, match=path.name):

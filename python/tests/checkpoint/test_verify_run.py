@@ -55,7 +55,7 @@ def folder(whole: Path, tmp_path: Path) -> Path:
 def verified(folder: Path) -> tuple[int, dict[str, Any]]:
     status, out, err = run("verify", folder, "--json")
     assert out, err
-    return status, {str(file["path"]).removeprefix(f"{folder}/"): file for file in json.loads(out)}
+    return status, {str(file["path"]).removeprefix(f"{folder}/"): file for file in json.loads(out)["files"]}
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -191,7 +191,7 @@ def test_a_path_that_cannot_be_read_hides_no_other(tmp_path: Path, gone: str) ->
     data[5000] ^= 1
     bad.write_bytes(data)
     status, out, _ = run("verify", bad, tmp_path / gone, good, "--json")
-    found = {file["path"]: file["verdict"] for file in json.loads(out)}
+    found = {file["path"]: file["verdict"] for file in json.loads(out)["files"]}
     assert (status, found) == (1, {str(bad): "damaged", str(tmp_path / gone): "unreadable", str(good): "sound"})
     status, out, err = run("verify", good, tmp_path / gone)
     assert (status, out.count("\n")) == (1, 2)
@@ -200,7 +200,7 @@ def test_a_path_that_cannot_be_read_hides_no_other(tmp_path: Path, gone: str) ->
     assert (status, "unreadable: 1 of 1" in err) == (1, True)
     assert gone in out
     status, out, _ = run("verify", tmp_path / gone, "--json")
-    assert (status, [file["verdict"] for file in json.loads(out)]) == (1, ["unreadable"])
+    assert (status, [file["verdict"] for file in json.loads(out)["files"]]) == (1, ["unreadable"])
 
 
 def sharded(folder: Path, name: str = "model.safetensors") -> list[Path]:

@@ -46,7 +46,7 @@ def changed(path: Path, check: Callable[[], object], *, step: int = 1) -> list[i
 def verify(*paths: Path) -> tuple[int, list[dict[str, Any]]]:
     command = [sys.executable, "-m", "deepnvme", "verify", "--json", *map(str, paths)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.returncode, json.loads(done.stdout) if done.stdout else []
+    return done.returncode, json.loads(done.stdout)["files"] if done.stdout else []
 
 
 def state_of() -> dict[str, Any]:

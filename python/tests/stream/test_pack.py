@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 import torch
 
@@ -30,6 +31,7 @@ from .small_models import logits, make_bfloat16
 transformers = pytest.importorskip("transformers")
 
 GROUP = 64
+SCHEMA = json.loads((Path(__file__).parents[3] / "docs" / "reference" / "schema" / "pack.json").read_text())
 
 
 def pack(*arguments: str | Path) -> dict[str, Any]:
@@ -38,6 +40,7 @@ def pack(*arguments: str | Path) -> dict[str, Any]:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
+    jsonschema.validate(answer, SCHEMA)
     return answer
 
 
@@ -161,7 +164,7 @@ def test_inspect_shows_the_tensors_of_a_packed_model(folder: Path, tmp_path: Pat
     def tensors(path: Path) -> dict[str, Any]:
         command = [sys.executable, "-m", "deepnvme", "inspect", str(path), "--json"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-        return {tensor["name"]: tensor for file in json.loads(done.stdout) for tensor in file["tensors"]}
+        return {tensor["name"]: tensor for file in json.loads(done.stdout)["files"] for tensor in file["tensors"]}
 
     before, after = tensors(folder), tensors(tmp_path / "packed")
     assert before.keys() == after.keys()
@@ -409,3 +412,34 @@ def test_a_model_that_fits_where_the_trial_does_not_is_packed(tmp_path: Path, fi
     pack(source, disk / "packed", "--dtype", "int8")
     assert sum(path.stat().st_size for path in (disk / "packed").iterdir()) < 10 << 20
     assert [path.name for path in disk.iterdir()] == ["packed"]
+
+
+def test_pack_as_a_function(folder: Path, tmp_path: Path) -> None:
+    estimate = deepnvme.pack(folder, tmp_path / "packed", dtype="int8", dry_run=True)
+    jsonschema.validate(dict(estimate), SCHEMA)
+    assert estimate["packed"] is None
+    assert not (tmp_path / "packed").exists()
+    disks = [tmp_path / "a", tmp_path / "b"]
+    for disk in disks:
+        disk.mkdir()
+    done = deepnvme.pack(folder, tmp_path / "packed", dtype="int8", group=64, disks=disks)
+    jsonschema.validate(dict(done), SCHEMA)
+    assert all(list(disk.iterdir()) for disk in disks)
+    assert done["packed"]["encoded"] > 0
+    cast = deepnvme.pack(folder, tmp_path / "cast", dtype=torch.float16)
+    assert cast["estimate"]["encodings"]["cast"]["tensors"] > 0
+    with pytest.raises(errors.Error, match="packed"):
+        deepnvme.pack(folder, tmp_path / "packed")
+    with pytest.raises(ValueError, match="dtype is 'int4'"):
+        deepnvme.pack(folder, tmp_path / "other", dtype="int4")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="disks is 'a'; it must be a list of folders"):
+        deepnvme.pack(folder, tmp_path / "other", disks="a")
+
+
+def test_names_that_are_not_utf_8(folder: Path, tmp_path: Path) -> None:
+    (folder / os.fsdecode(b"notes \xff.bin")).write_bytes(b"left out")
+    target = os.fsencode(tmp_path / "packed") + b"\xff"
+    done = deepnvme.pack(folder, target, dtype="int8")
+    assert Path(os.fsdecode(target)).is_dir()
+    assert done["packed"]["file"].startswith(f"{tmp_path}/packed\\xff/")
+    assert "notes \\xff.bin" in {left["path"] for left in done["packed"]["left_out"]}

@@ -8,7 +8,7 @@ use clap::Args;
 #[command(after_help = "Examples:
   deepnvme inspect model.pt              list the upper levels of the names, with totals
   deepnvme inspect model.safetensors --all
-  deepnvme inspect ./my-model --json | jq '.[].tensors[] | select(.bytes > 1e8) | .name'
+  deepnvme inspect ./my-model --json | jq '.files[].tensors[] | select(.bytes > 1e8) | .name'
 
 A folder or an index.json stands for all its files. Tensors are not read, and no code of the file is run.")]
 pub(crate) struct InspectArguments {

@@ -7,12 +7,36 @@ use std::time::{Duration, Instant};
 use deepnvme_checkpoint::Progress;
 use deepnvme_perf::measure::{Observer, Phase, ProgressUpdate};
 use deepnvme_perf::{Error, Result};
+use serde::Serialize;
 
 use super::progress_bar::Bar;
-use super::session::{CommandResult, Session};
+use super::session::{CommandResult, Session, VERSION};
 use crate::arguments::{ConvertArguments, InspectArguments, VerifyArguments};
-use crate::inspect::{Verdict, convert, inspect, verify_all};
+use crate::inspect::{Conversion, Inspection, Verdict, Verification, convert, inspect, verify_all};
 use crate::show::checkpoint as text;
+
+/// The result of `inspect` as JSON.
+#[derive(Serialize)]
+struct Inspected {
+    version: &'static str,
+    files: Vec<Inspection>,
+}
+
+/// The result of `verify` as JSON.
+#[derive(Serialize)]
+struct Verified {
+    version: &'static str,
+    is_sound: bool,
+    files: Vec<Verification>,
+}
+
+/// The result of `convert` as JSON.
+#[derive(Serialize)]
+struct Converted {
+    version: &'static str,
+    #[serde(flatten)]
+    converted: Conversion,
+}
 
 /// Time between two progress reports.
 const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
@@ -20,14 +44,15 @@ const UPDATE_INTERVAL: Duration = Duration::from_millis(50);
 pub(super) fn run_inspect(options: &InspectArguments, session: &Session<'_>) -> Result<CommandResult> {
     let files = with_progress(session, Phase::Validating, "inspect", |progress| inspect(&options.path, progress))?;
     let depth = if options.all { usize::MAX } else { options.depth };
-    CommandResult::new(&files, text::draw_inspections(&files, depth), options.json)
+    let text = text::draw_inspections(&files, depth);
+    CommandResult::new(&Inspected { version: VERSION, files }, text, options.json)
 }
 
 pub(super) fn run_verify(options: &VerifyArguments, session: &Session<'_>) -> Result<CommandResult> {
     let files = with_progress(session, Phase::Validating, "verify", |progress| verify_all(&options.paths, progress))?;
-    let mut result = CommandResult::new(&files, text::draw_verifications(&files), options.json)?;
+    let text = text::draw_verifications(&files);
     let worst_first = [Verdict::Damaged, Verdict::Unreadable, Verdict::Unverifiable];
-    result.failure = worst_first.into_iter().find_map(|verdict| {
+    let failure = worst_first.into_iter().find_map(|verdict| {
         let count = files.iter().filter(|file| file.verdict == verdict).count();
         (count > 0).then(|| match verdict {
             Verdict::Damaged => format!("damaged: {count} of {}", files.len()),
@@ -35,14 +60,16 @@ pub(super) fn run_verify(options: &VerifyArguments, session: &Session<'_>) -> Re
             _ => format!("unverifiable: {count} of {}", files.len()),
         })
     });
-    Ok(result)
+    let verified = Verified { version: VERSION, is_sound: failure.is_none(), files };
+    Ok(CommandResult { failure, ..CommandResult::new(&verified, text, options.json)? })
 }
 
 pub(super) fn run_convert(options: &ConvertArguments, session: &Session<'_>) -> Result<CommandResult> {
     let converted = with_progress(session, Phase::Converting, "convert", |progress| {
         convert(&options.source, &options.target, progress)
     })?;
-    CommandResult::new(&converted, text::draw_conversion(&converted), options.json)
+    let text = text::draw_conversion(&converted);
+    CommandResult::new(&Converted { version: VERSION, converted }, text, options.json)
 }
 
 /// Runs `work` on a thread and shows its progress. An interruption stops it.

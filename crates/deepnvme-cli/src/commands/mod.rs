@@ -60,7 +60,7 @@ fn exit_status(done: Result<()>, session: &mut Session<'_>) -> u8 {
     }
 }
 
-/// Runs `report`, `bench` or `tune`, and returns the result instead of printing it.
+/// Runs a command that has a result, and returns it instead of printing it.
 ///
 /// # Errors
 /// `Usage` for invalid arguments, and the error of the command.
@@ -73,7 +73,11 @@ pub fn result(
         Command::Report(options) => report::run(&options, session),
         Command::Bench(options) => bench::run(&options, session),
         Command::Tune(options) => tune::run(&options, session),
-        _ => Err(Error::usage("only report, bench and tune return a result")),
+        Command::Inspect(options) => checkpoint::run_inspect(&options, session),
+        Command::Verify(options) => checkpoint::run_verify(&options, session),
+        Command::Convert(options) => checkpoint::run_convert(&options, session),
+        Command::Pack(options) => pack::run(&options, session),
+        _ => Err(Error::usage("this command has no result")),
     }
 }
 

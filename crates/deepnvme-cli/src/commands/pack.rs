@@ -12,7 +12,7 @@ use deepnvme_stream::pack::{EncodingMode, Estimate, PackOutcome, Packer};
 use serde::Serialize;
 
 use super::checkpoint::with_progress;
-use super::session::{CommandResult, Session};
+use super::session::{CommandResult, Session, VERSION};
 use crate::arguments::{PackArguments, PackedForm};
 use crate::inspect::failed;
 use crate::show;
@@ -20,6 +20,7 @@ use crate::show;
 /// The result as JSON.
 #[derive(Serialize)]
 struct PackReport<'a> {
+    version: &'static str,
     estimate: &'a Estimate,
     packed: Option<&'a PackOutcome>,
     seconds: f64,
@@ -42,7 +43,8 @@ pub(super) fn run(options: &PackArguments, session: &mut Session<'_>) -> Result<
         Some(packed)
     };
     let seconds = began.elapsed().as_secs_f64();
-    CommandResult::new(&PackReport { estimate: &estimate, packed: packed.as_ref(), seconds }, text, options.json)
+    let report = PackReport { version: VERSION, estimate: &estimate, packed: packed.as_ref(), seconds };
+    CommandResult::new(&report, text, options.json)
 }
 
 /// Converts the arguments.

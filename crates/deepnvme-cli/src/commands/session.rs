@@ -20,6 +20,9 @@ pub struct Session<'a> {
     pub python: PathBuf,
 }
 
+/// The version of deepnvme, as results state it.
+pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// The result of a command, as JSON and as text.
 pub struct CommandResult {
     /// The result as JSON.

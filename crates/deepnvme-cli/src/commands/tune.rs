@@ -32,6 +32,7 @@ pub(super) fn run(options: &TuneArguments, session: &Session<'_>) -> Result<Comm
     }
     let output = options.output.clone().unwrap_or_else(|| DEFAULT_OUTPUT.into());
     check_replaceable(&output)?;
+    check_nameable(&request.folders)?;
     let outcome = {
         let mut bar = Bar::new(session.interrupted);
         tune::run(&request, &mut bar)?
@@ -74,6 +75,14 @@ fn check_replaceable(path: &Path) -> Result<()> {
         return Err(Error::usage(format!("{} {text}", display::path(path))));
     }
     Ok(())
+}
+
+/// Checks, before the search, that settings can name the folders.
+fn check_nameable(folders: &[PathBuf]) -> Result<()> {
+    let is_bytes = |folder: &&PathBuf| folder.canonicalize().is_ok_and(|path| path.to_str().is_none());
+    let Some(folder) = folders.iter().find(is_bytes) else { return Ok(()) };
+    let text = "its path is not UTF-8, and a file of settings cannot name it; use a folder with another name";
+    Err(Error::failed(format!("{}: {text}", display::path(folder))))
 }
 
 /// Replaces the file atomically: no engine reads half of it.

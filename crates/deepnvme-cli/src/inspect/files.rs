@@ -39,6 +39,6 @@ pub(crate) fn failed(error: deepnvme_checkpoint::Error) -> Error {
     match error {
         deepnvme_checkpoint::Error::Io(error) => Error::Engine(error),
         deepnvme_checkpoint::Error::Interrupted => Error::Interrupted,
-        other => Error::failed(other.to_string()),
+        other => Error::Library(Box::new(other)),
     }
 }

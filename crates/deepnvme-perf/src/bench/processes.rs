@@ -4,6 +4,7 @@
 //! one line for each round. It writes `Message`s to its standard output. At the end of its input it removes its files
 //! and exits. It sees the end of its input between two rounds, so it outlives its parent by one round at most.
 
+use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -85,7 +86,7 @@ impl BenchProcesses {
                 .spawn()
                 .map_err(|error| failed(&error))?;
             let (mut stdin, stdout) = (child.stdin.take(), child.stdout.take());
-            let sent = stdin.as_mut().map(|stdin| send(stdin, workload));
+            let sent = stdin.as_mut().map(|stdin| send(stdin, &ProcessWork::new(workload)));
             all.processes.push(BenchProcess { child, stdin });
             sent.unwrap_or(Ok(())).map_err(|error| failed(&error))?;
             let sender = sender.clone();
@@ -177,6 +178,25 @@ impl Drop for BenchProcesses {
     }
 }
 
+/// The first line of a benchmark process's input.
+#[derive(Serialize, Deserialize)]
+struct ProcessWork {
+    workload: Workload,
+    /// The workload's folders to the byte: its own JSON escapes what is not UTF-8, for readers.
+    folders: Vec<OsString>,
+}
+
+impl ProcessWork {
+    fn new(workload: &Workload) -> Self {
+        let folders = workload.folders.iter().map(|folder| folder.clone().into()).collect();
+        Self { workload: workload.clone(), folders }
+    }
+
+    fn into_workload(self) -> Workload {
+        Workload { folders: self.folders.into_iter().map(PathBuf::from).collect(), ..self.workload }
+    }
+}
+
 /// Runs a benchmark process: one round for each line of its input after the workload.
 ///
 /// # Errors
@@ -185,10 +205,10 @@ pub fn serve(input: &mut dyn BufRead, output: &mut (dyn Write + Send), interrupt
     let mut first = String::new();
     let outcome: Result<()> = (|| {
         input.read_line(&mut first).map_err(|_| Error::OutputClosed)?;
-        let workload: Workload = serde_json::from_str(&first)
+        let work: ProcessWork = serde_json::from_str(&first)
             .map_err(|error| Error::usage(format!("{PROCESS_COMMAND} is for deepnvme bench --processes: {error}")))?;
         let mut reporter = Reporter { output, interrupted, last_report: Instant::now() };
-        let mut runner = Runner::prepare(workload, &mut reporter)?;
+        let mut runner = Runner::prepare(work.into_workload(), &mut reporter)?;
         reporter.send(&Message::Ready);
         runner.set_phase(Phase::Measuring);
         for line in input.lines() {
@@ -241,15 +261,21 @@ fn send(output: &mut (impl Write + ?Sized), value: &impl Serialize) -> std::io::
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
     use super::*;
     use crate::measure::Direction;
     use crate::measure::workload::tests::small;
 
     #[test]
     fn a_process_runs_its_rounds_and_leaves_no_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let workload = small(Direction::Write, &[folder.path()]);
-        let mut input = serde_json::to_string(&workload).unwrap() + "\n\"measuring\"\n\"measuring\"\n";
+        let place = tempfile::tempdir().unwrap();
+        // JSON has no text for this name.
+        let folder = place.path().join(OsString::from_vec(b"bytes \xff".to_vec()));
+        std::fs::create_dir(&folder).unwrap();
+        let workload = small(Direction::Write, &[&folder]);
+        let mut input =
+            serde_json::to_string(&ProcessWork::new(&workload)).unwrap() + "\n\"measuring\"\n\"measuring\"\n";
         let mut output = Vec::new();
         serve(&mut input.as_bytes(), &mut output, &|| false).unwrap();
         let text = String::from_utf8(output).unwrap();
@@ -257,7 +283,7 @@ mod tests {
         let samples =
             messages.iter().filter(|message| matches!(message, Message::Sample(sample) if sample.bytes == 3 << 20));
         assert_eq!(samples.count(), 2, "{text}");
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0);
         input = "no workload\n".into();
         let mut output = Vec::new();
         assert_eq!(serve(&mut input.as_bytes(), &mut output, &|| false).unwrap_err().exit_status(), 2);

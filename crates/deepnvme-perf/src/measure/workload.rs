@@ -69,6 +69,7 @@ pub struct Workload {
     /// Read or write.
     pub direction: Direction,
     /// The folders of the files: one file in each, transferred at the same time; or one file striped over all.
+    #[serde(serialize_with = "display::serialize_all")]
     pub folders: Vec<PathBuf>,
     /// Bytes of a stripe, if one file is striped over all folders.
     pub stripe_bytes: Option<u64>,

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use deepnvme_io::display;
 use deepnvme_io::gpu::{GpuFacts, GpuProbe};
 use serde::Serialize;
 
@@ -27,10 +28,12 @@ pub struct GpuReport {
     /// Version of `nvidia-fs`, the kernel module of GPUDirect Storage.
     pub nvidia_fs: Option<String>,
     /// Path of the CUDA driver library.
+    #[serde(serialize_with = "display::serialize_option")]
     pub libcuda: Option<PathBuf>,
     /// Version of the CUDA toolkit in `/usr/local/cuda`.
     pub cuda: Option<String>,
     /// Path of cuFile.
+    #[serde(serialize_with = "display::serialize_option")]
     pub libcufile: Option<PathBuf>,
     /// Version of cuFile, from its file name.
     pub cufile: Option<String>,

@@ -12,7 +12,7 @@ use deepnvme_file::stripe_set::{MANIFEST_SUFFIX, STRIPE_BYTES_DEFAULT};
 use deepnvme_file::{Replacement, StripeSet, Target};
 use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Permissions};
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Error as IoError, ErrorKind};
+use deepnvme_io::{Error as IoError, ErrorKind, display};
 use serde::Serialize;
 
 use super::encoding::{EncodingMode, dtype};
@@ -143,6 +143,7 @@ fn stripes(target: &Path, disks: &[PathBuf], name: &str) -> Result<Option<Stripe
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct LeftOut {
     /// Path relative to the model's folder.
+    #[serde(serialize_with = "display::serialize")]
     pub path: PathBuf,
     /// The reason.
     pub reason: &'static str,

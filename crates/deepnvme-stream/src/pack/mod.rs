@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_io::fs::{self, FileKind};
-use deepnvme_io::{Engine, Error as IoError};
+use deepnvme_io::{Engine, Error as IoError, display};
 use serde::Serialize;
 
 mod container;
@@ -57,6 +57,7 @@ pub struct PackOptions {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct PackOutcome {
     /// The weights file, or its stripe manifest.
+    #[serde(serialize_with = "display::serialize")]
     pub file: PathBuf,
     /// Bytes of the weights file.
     pub bytes: u64,

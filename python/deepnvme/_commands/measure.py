@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from deepnvme._deepnvme import _command_result
+from deepnvme._commands.result import CommandResult, Path, options, run
 from deepnvme._utils.arguments import DURABILITIES, check_choice, parse_bytes
 from deepnvme._utils.public import public
-from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,31 +20,10 @@ _CHOICES = {
     "cache": ("cold", "warm"),
     "durability": DURABILITIES,
 }
-_OPTION = re.compile(r"--([a-z-]+)([= ]?<[A-Z_]+>)?")
-
-_Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 @public
-class CommandResult(dict[str, Any]):
-    """The result of a command: a dict with the fields of its ``--json``. ``str`` gives the text of the command.
-
-    Example:
-        >>> result = deepnvme.report(".")
-        >>> sorted(result)[:3], str(result).startswith("deepnvme")
-        (['backends', 'findings', 'folders'], True)
-    """
-
-    def __init__(self, fields: dict[str, Any], text: str) -> None:
-        super().__init__(fields)
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-
-@public
-def report(*folders: _Path) -> CommandResult:
+def report(*folders: Path) -> CommandResult:
     """Diagnose this machine and these folders, with a remedy for each problem.
 
     Args:
@@ -66,13 +42,13 @@ def report(*folders: _Path) -> CommandResult:
         >>> [backend["name"] for backend in report["backends"]]
         ['io_uring', 'aio', 'threads']
     """
-    return _run("report", *map(os.fsdecode, folders))
+    return run("report", *map(os.fsdecode, folders))
 
 
 @public
 def bench(
     direction: Literal["read", "write"],
-    *folders: _Path,
+    *folders: Path,
     size: int | str = "1G",
     block_bytes: int | str | None = None,
     queue_depth: int | None = None,
@@ -92,7 +68,7 @@ def bench(
     warm_up: int = 1,
     validate: bool = False,
     against: Literal["fio"] | None = None,
-    plot: _Path | None = None,
+    plot: Path | None = None,
 ) -> CommandResult:
     """Measure reading or writing. Makes its own files in ``folders`` and removes them.
 
@@ -158,12 +134,12 @@ def bench(
         "plot": None if plot is None else os.fsdecode(plot),
     }
     flags = {"random": random, "validate": validate}
-    return _run("bench", direction, *_options(valued, flags), "--", *_folders("bench", folders))
+    return run("bench", direction, *_options(valued, flags), "--", *_folders("bench", folders))
 
 
 @public
 def tune(
-    *folders: _Path,
+    *folders: Path,
     budget: float = 60,
     size: int | str = "400M",
     read: bool = True,
@@ -171,9 +147,9 @@ def tune(
     memory: Literal["pinned", "plain"] = "pinned",
     gpu: int | None = None,
     durability: Literal["none", "data", "full"] = "none",
-    sweep_config: _Path | None = None,
-    output: _Path = "deepnvme.toml",
-    plot: _Path | None = None,
+    sweep_config: Path | None = None,
+    output: Path = "deepnvme.toml",
+    plot: Path | None = None,
 ) -> CommandResult:
     """Find the settings that suit ``folders``, and write them to a file that :meth:`Engine.from_file` reads.
 
@@ -216,10 +192,10 @@ def tune(
         "plot": None if plot is None else os.fsdecode(plot),
     }
     flags = {"no-read": not read, "no-write": not write}
-    return _run("tune", *_options(valued, flags), "--", *_folders("tune", folders))
+    return run("tune", *_options(valued, flags), "--", *_folders("tune", folders))
 
 
-def _folders(command: str, folders: tuple[_Path, ...]) -> list[str]:
+def _folders(command: str, folders: tuple[Path, ...]) -> list[str]:
     if not folders:
         arguments = '"read", ' if command == "bench" else ""
         raise TypeError(f'deepnvme.{command} needs at least one folder: deepnvme.{command}({arguments}"/mnt/nvme")')
@@ -230,17 +206,4 @@ def _options(valued: dict[str, int | str | None], flags: dict[str, bool]) -> Ite
     for name, value in valued.items():
         if name in _CHOICES:
             check_choice(value, name, _CHOICES[name])
-        if value is not None:
-            yield f"--{name}={value}"
-    yield from (f"--{name}" for name, is_set in flags.items() if is_set)
-
-
-def _run(*arguments: str) -> CommandResult:
-    try:
-        fields, text = _command_result(list(arguments))
-    except InvalidArgumentError as error:
-        # The first paragraph is the reason. The others tell how to use the command.
-        reason = " ".join(str(error).removeprefix("error: ").partition("\n\n")[0].split())
-        named = _OPTION.sub(lambda option: option[1].replace("-", "_"), reason)
-        raise InvalidArgumentError(named) from None
-    return CommandResult(json.loads(fields), text)
+    return options(valued, flags)
