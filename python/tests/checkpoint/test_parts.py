@@ -208,25 +208,3 @@ def test_into_page_locked_memory(flat: tuple[Path, dict[str, torch.Tensor]], laz
     for wrong in ({"into": state}, {"device": "meta"}):
         with pytest.raises(ValueError, match="pin_memory"):
             deepnvme.load(path, pin_memory=True, **wrong)
-
-
-def test_progress_is_reported(flat: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path) -> None:
-    path, state = flat
-    seen: list[tuple[int, int]] = []
-    deepnvme.load(path, progress=lambda done, total: seen.append((done, total)))
-    assert seen and seen[-1][0] == seen[-1][1] > 0
-    seen.clear()
-    size = deepnvme.save(state, tmp_path / "y.pt", progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (size, size)
-
-
-def test_a_progress_callback_may_stop_the_load(tmp_path: Path) -> None:
-    class EnoughError(Exception):
-        pass
-
-    def stop(done: int, total: int) -> None:
-        raise EnoughError
-
-    state = {"a": torch.zeros(200 << 20, dtype=torch.uint8)}
-    with pytest.raises(EnoughError):
-        deepnvme.save(state, tmp_path / "x.pt", progress=stop)
