@@ -279,7 +279,7 @@ class Writer(_FileBase[_FileWriter]):
             return
         before = parts_listed(self._path)
         handle.commit()
-        warn_of_kept_parts(self._path, before, 1)
+        warn_of_kept_parts(self._path, before)
 
     def discard(self) -> None:
         """Discard the file, and keep the old file of its name. Does nothing once the file is closed."""

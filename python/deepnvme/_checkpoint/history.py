@@ -11,13 +11,13 @@ import errno
 import os
 import secrets
 import socket
-import warnings
 import weakref
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_entry, new_checkpoint
 from deepnvme._deepnvme import _History
 from deepnvme._utils.arguments import whole
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import (
     NotFoundError,
 )
@@ -314,7 +314,7 @@ class History:
         """Issue a warning, unless it was issued before."""
         if what not in self._warned:
             self._warned.add(what)
-            warnings.warn(text, UserWarning, stacklevel=5)
+            warn_caller(text)
 
     def unlock(self) -> None:
         """Release the lock on the folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,6 +22,7 @@ from deepnvme._checkpoint.tensor_names import (
 )
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.public import warn_caller
 from deepnvme._utils.tensors import cast_refusal, engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
 
@@ -53,7 +53,7 @@ def fill(request: LoadRequest, into: Any, cast: bool) -> Any:
     for kept, why in ((new.lacking, "the file has no value for"), (new.fixed, "a tuple cannot be changed:")):
         if kept:
             shown = ", ".join(name_of(keys) for keys in kept[:_NAMED_MAX]) + (", ..." if len(kept) > _NAMED_MAX else "")
-            warnings.warn(f"{request.name}: {why} {shown}; into keeps its own", stacklevel=3)
+            warn_caller(f"{request.name}: {why} {shown}; into keeps its own")
     return into
 
 

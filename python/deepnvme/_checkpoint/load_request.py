@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tens
 from deepnvme._checkpoint.source_files import SourceFile, retry_if_replaced, stored_set
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.memory import memory_errors_with_path
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import MovedError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class LoadRequest:
         reader.refuse_packed()
         if reader.coverage == "stale":
             msg = f"{file.path}: its checksums were made for another file and copied into this one; they are ignored"
-            warnings.warn(msg, stacklevel=2)
+            warn_caller(msg)
         return reader
 
     def load(self) -> Any:

@@ -254,7 +254,7 @@ def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str
 
 
 # Name, dtype as torch spells it, shape, tensor.
-DescribedTensor = tuple[str, str, Sequence[int], object]
+DescribedTensor = tuple[str, str, Sequence[int], "torch.Tensor"]
 
 
 @gc_paused()

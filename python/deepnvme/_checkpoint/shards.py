@@ -10,35 +10,33 @@ import errno
 import json
 import math
 import os
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import _find_set, _remove_leftovers, _retire_set, _SetReplacement
 from deepnvme._utils.kept_files import warn_of_kept
+from deepnvme._utils.public import warn_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
+    from deepnvme._checkpoint.save import DescribedTensor
     from deepnvme._deepnvme import _SavePlan
 
-    _Tensor = tuple[str, str, Sequence[int], Any]
-    _Tell = Callable[[int, int], object] | None
+    _Report = Callable[[int, int], object] | None
 
 _INDEX = ".index.json"
 _SUFFIX = ".safetensors"
 # Keys of the record in an index that lists the index's own files.
 _RECORD = ("metadata", "deepnvme.owned")
-# Stack level of warnings: the caller of ``save``.
-_CALLER = 4
 
 
 def save_shards(
     path: Path,
-    tensors: list[_Tensor],
+    tensors: list[DescribedTensor],
     max_shard_bytes: int,
-    plan: Callable[[Path, list[_Tensor]], _SavePlan],
-    report: _Tell,
+    plan: Callable[[Path, list[DescribedTensor]], _SavePlan],
+    report: _Report,
 ) -> int:
     """Write the shards, then replace the index. Returns the bytes of all shards. ``plan`` plans one shard."""
     shards = _cut(tensors, max_shard_bytes)
@@ -54,16 +52,16 @@ def save_shards(
     new = _SetReplacement(index, [(path.with_name(name), _SUFFIX) for name in stems], _RECORD)
     try:
         written = {}
-        for member, name, shard in zip(new.members, new.names, shards, strict=True):
-            nbytes, _, _, index_crc64 = plan(name, shard).start_into(member).wait(report, True)
-            written[name.name] = nbytes, index_crc64
+        for private_path, final_path, shard in zip(new.members, new.names, shards, strict=True):
+            nbytes, _, _, index_crc64 = plan(final_path, shard).start_into(private_path).wait(report, True)
+            written[final_path.name] = nbytes, index_crc64
         metadata = {
-            "total_size": sum(tensor[3].nbytes for tensor in tensors),
+            "total_size": sum(tensor.nbytes for *_, tensor in tensors),
             **fingerprints(written),
             **_replaced(path),
         }
-        named = zip(new.names, shards, strict=True)
-        weight_map = {tensor[0]: name.name for name, shard in named for tensor in shard}
+        placed = zip(new.names, shards, strict=True)
+        weight_map = {name: final_path.name for final_path, shard in placed for name, *_ in shard}
         foreign = new.commit(json.dumps({"metadata": metadata, "weight_map": weight_map}))
     except BaseException:
         new.discard()
@@ -71,7 +69,7 @@ def save_shards(
     warn_of_kept(index, foreign)
     if "deepnvme.replaces" in metadata:
         msg = f"{path}: this file is kept, since it may not be deepnvme's. deepnvme loads the new shards instead"
-        _warn(f"{msg}; other programs prefer the file: remove or move it")
+        warn_caller(f"{msg}; other programs prefer the file: remove or move it")
     return sum(nbytes for nbytes, _ in written.values())
 
 
@@ -84,14 +82,16 @@ def retire_shards(path: Path) -> None:
         if error.errno == errno.ENAMETOOLONG:
             return  # no index can have that name
         # The new file is complete and counts, so this is no error.
-        _warn(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
+        warn_caller(f"{index}: the files of an earlier save could not be removed ({error}); remove them")
         return
     warn_of_kept(index, kept or [])
     if kept is None:
         if _is_loaded(path):
-            _warn(f"{index}: this index may not be deepnvme's, and is kept. Loaders prefer the new {path.name}")
+            warn_caller(f"{index}: this index may not be deepnvme's, and is kept. Loaders prefer the new {path.name}")
         else:
-            _warn(f"{index}: this index is damaged, and is kept. Remove it: until then deepnvme loads neither file")
+            warn_caller(
+                f"{index}: this index is damaged, and is kept. Remove it: until then deepnvme loads neither file"
+            )
 
 
 def _is_loaded(path: Path) -> bool:
@@ -103,7 +103,7 @@ def _is_loaded(path: Path) -> bool:
 
 
 def fingerprints(files: Mapping[str, tuple[int, int]]) -> dict[str, Any]:
-    """Return the records of the fingerprints of an index's files."""
+    """Return the index entry with the fingerprint of each file."""
     records = {name: {"bytes": nbytes, "index_crc64": f"{crc64:016x}"} for name, (nbytes, crc64) in files.items()}
     return {"deepnvme.files": records}
 
@@ -121,18 +121,14 @@ def _replaced(path: Path) -> dict[str, Any]:
     return {"deepnvme.replaces": {"bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}}
 
 
-def _cut(tensors: list[_Tensor], max_shard_bytes: int) -> list[list[_Tensor]]:
-    shards: list[list[_Tensor]] = []
+def _cut(tensors: list[DescribedTensor], max_shard_bytes: int) -> list[list[DescribedTensor]]:
+    shards: list[list[DescribedTensor]] = []
     bytes_left = -math.inf
-    for tensor in tensors:
-        nbytes = tensor[3].nbytes
+    for described in tensors:
+        nbytes = described[-1].nbytes
         if nbytes > bytes_left:
             shards.append([])
             bytes_left = max_shard_bytes
-        shards[-1].append(tensor)
+        shards[-1].append(described)
         bytes_left -= nbytes
     return shards
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=_CALLER)

@@ -38,12 +38,12 @@ class ShardSaver:
         if not is_safetensors(path):
             msg = f"{os.fspath(path)}: what is saved in pieces becomes safetensors files; end the name in .safetensors"
             raise InvalidArgumentError(msg)
-        tell = progress_callback(progress, "saving", path)
+        report = progress_callback(progress, "saving", path)
 
         def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
             return plan_safetensors(shard, self._in_memory(part), options)
 
-        return save_shards(path_of(path), describe_tensors(self._state), max_shard_bytes, plan, tell)
+        return save_shards(path_of(path), describe_tensors(self._state), max_shard_bytes, plan, report)
 
     def _in_memory(self, part: list[DescribedTensor]) -> list[DescribedTensor]:
         # A tensor with two names is copied once.

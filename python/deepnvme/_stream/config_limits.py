@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import threading
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.metadata_file import read_metadata
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import Error, UnsupportedError
 
 if TYPE_CHECKING:
@@ -101,10 +101,9 @@ def drop_foreign_implementations(config: Any, path: Path) -> None:
             if chosen is not None and chosen not in _OWN_IMPLEMENTATIONS:
                 setattr(current, name, None)
                 option = name.removeprefix("_")
-                warnings.warn(
+                warn_caller(
                     f"{path}: its choice of {option} ({chosen!r}) is ignored, because it may be code of others; if you "
-                    f"trust that, pass {option}={chosen!r} to deepnvme.stream",
-                    stacklevel=2,
+                    f"trust that, pass {option}={chosen!r} to deepnvme.stream"
                 )
 
 

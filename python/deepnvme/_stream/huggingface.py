@@ -10,13 +10,13 @@ import errno
 import math
 import os
 import re
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._stream.config_limits import bounded_model, check_folder, drop_foreign_implementations
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme._utils.arguments import path_of
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import Error, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -219,4 +219,4 @@ def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None
     try:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
     except Exception as error:  # noqa: BLE001 (values that transformers does not check fail anywhere in its code)
-        warnings.warn(f"{folder}/generation_config.json is ignored: {error}", stacklevel=3)
+        warn_caller(f"{folder}/generation_config.json is ignored: {error}")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from deepnvme._modules.placeholder import has_no_values, is_on_disk
 from deepnvme._stream.model_files import ModelFiles
 from deepnvme._stream.weight_provenance import named_tensors
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -67,4 +67,4 @@ def _warn_of_own_values(model: nn.Module, weights: object, files: ModelFiles, st
     if kept:
         more = f" and {len(kept) - _NAMED_MAX} others" if len(kept) > _NAMED_MAX else ""
         names = ", ".join(kept[:_NAMED_MAX]) + more
-        warnings.warn(f"{weights} lacks {names}; the model keeps the module's own values for them", stacklevel=4)
+        warn_caller(f"{weights} lacks {names}; the model keeps the module's own values for them")

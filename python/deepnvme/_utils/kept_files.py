@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import warnings
 from pathlib import Path
 
 from deepnvme._deepnvme import StripeSet
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import Error
-
-# Stack level of the user's call if one function lies between the public function and `warn_of_kept`.
-_CALLER = 4
 
 
 def parts_listed(stripe_set: StripeSet) -> tuple[str, ...]:
@@ -21,22 +18,16 @@ def parts_listed(stripe_set: StripeSet) -> tuple[str, ...]:
         return ()  # There is none, or the save refuses it.
 
 
-def warn_of_kept_parts(stripe_set: StripeSet, before: tuple[str, ...], frames: int = 0) -> None:
-    """Warn of parts that the manifest listed before a save and that stay: ``write`` changed them in place.
-
-    ``frames`` is the number of functions between the public one and this.
-    """
+def warn_of_kept_parts(stripe_set: StripeSet, before: tuple[str, ...]) -> None:
+    """Warn of parts that the manifest listed before a save and that stay: ``write`` changed them in place."""
     now = {*parts_listed(stripe_set)}
     kept = [Path(part) for part in before if part not in now and os.path.lexists(part)]
-    warn_of_kept(Path(stripe_set.manifest_path), kept, frames)
+    warn_of_kept(Path(stripe_set.manifest_path), kept)
 
 
-def warn_of_kept(index: Path, kept: list[Path], frames: int = 0) -> None:
-    """Warn of files that the old ``index`` listed, if there are any.
-
-    ``frames`` is the number of functions between the public one and this, less one.
-    """
+def warn_of_kept(index: Path, kept: list[Path]) -> None:
+    """Warn of files that the old ``index`` listed, if there are any."""
     if kept:
         shown = ", ".join(str(file) for file in kept[:5]) + (", ..." if len(kept) > 5 else "")  # noqa: PLR2004
         msg = f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}"
-        warnings.warn(msg, stacklevel=_CALLER + frames)
+        warn_caller(msg)

@@ -97,8 +97,9 @@ def test_what_was_put_in_the_place_of_a_checkpoint_stays(tmp_path: Path) -> None
     with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, state_of(1))
         (tmp_path / "step-00000001.pt").write_text("mine now")
-        with pytest.warns(UserWarning, match=r"step-00000001\.pt.*is kept"):
+        with pytest.warns(UserWarning, match=r"step-00000001\.pt.*is kept") as caught:
             checkpointer.save(2, state_of(2))
+        assert caught[-1].filename == __file__
         checkpointer.save(3, state_of(3))
     assert (tmp_path / "step-00000001.pt").read_text() == "mine now"
     assert [entry.step for entry in checkpointer.checkpoints] == [3]

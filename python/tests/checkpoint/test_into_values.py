@@ -113,8 +113,9 @@ def test_a_value_that_the_file_lacks_stays_with_a_warning(tmp_path: Path, suffix
     path = tmp_path / f"state.{suffix}"
     deepnvme.save({"a": torch.ones(1)}, path)
     into: dict[str, Any] = {"a": torch.zeros(1), "epoch": 4}
-    with pytest.warns(UserWarning, match=r"the file has no value for epoch; into keeps its own"):
+    with pytest.warns(UserWarning, match=r"the file has no value for epoch; into keeps its own") as caught:
         deepnvme.load(path, into=into)
+    assert caught[-1].filename == __file__
     assert into["epoch"] == 4
     assert into["a"].item() == 1
 

@@ -240,6 +240,23 @@ def test_a_damaged_index_is_never_passed_over_for_an_older_file(tmp_path: Path) 
     assert is_state(path, 3)
 
 
+@pytest.mark.parametrize("max_shard_bytes", [None, 100_000, 12_000])
+@pytest.mark.parametrize("stale", ["foreign member", "damaged index"])
+def test_warnings_point_at_the_call_of_save(tmp_path: Path, max_shard_bytes: int | None, stale: str) -> None:
+    path, index = tmp_path / "model.safetensors", tmp_path / INDEX
+    save(1, path)
+    if stale == "foreign member":
+        member = next(tmp_path.glob("model-00001-*"))
+        member.rename(tmp_path / "moved")
+        member.write_text("mine")
+    else:
+        index.write_bytes(index.read_bytes()[:-20])
+        path.write_text("mine")
+    with pytest.warns(UserWarning, match="kept") as caught:
+        deepnvme.save(state_of(2), path, max_shard_bytes=max_shard_bytes)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 def test_a_moved_folder_is_cleared_up_as_before(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     save(1, tmp_path / "one" / "model.safetensors")

@@ -71,8 +71,9 @@ def test_the_file_chooses_no_kernel_of_others(folder: Path, monkeypatch: pytest.
     change(folder, **{key: "evil/kernels"})
     with pytest.warns(
         UserWarning, match=rf"config\.json: its choice of {key.strip('_')} \('evil/kernels'\) is ignored"
-    ):
+    ) as caught:
         model = deepnvme.stream(folder, memory="4MB")
+    assert caught[-1].filename == __file__
     assert model.config._attn_implementation in ("sdpa", "eager")
     model.streaming.close()
     change(folder, **{key: "eager"})

@@ -177,8 +177,9 @@ def test_a_damaged_generation_configuration_is_ignored_with_a_warning(
 ) -> None:
     folder = shutil.copytree(models.folder("llama"), tmp_path / "model")
     (folder / "generation_config.json").write_text(text)
-    with pytest.warns(UserWarning, match=r"generation_config\.json is ignored"):
+    with pytest.warns(UserWarning, match=r"generation_config\.json is ignored") as caught:
         deepnvme.stream(folder, memory="50MB").streaming.close()
+    assert caught[-1].filename == __file__
 
 
 @pytest.mark.parametrize("chosen", [dict, "LlamaForCausalLM"])
@@ -288,8 +289,9 @@ def test_parameters_that_the_file_lacks_are_named(tmp_path: Path) -> None:
     deepnvme.save(state, tmp_path / "weights.safetensors")
     with pytest.warns(
         UserWarning, match=r"weights\.safetensors lacks 1\.bias; the model keeps the module's own values"
-    ):
+    ) as caught:
         streamed = deepnvme.stream(module, weights=tmp_path / "weights.safetensors", memory="1MB")
+    assert caught[-1].filename == __file__
     assert torch.equal(streamed(torch.ones(2, 64)), expected)
     streamed.streaming.close()
 
