@@ -149,7 +149,7 @@ class ParameterOffload:
                 parameter.data = parameter.data.clone()
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
-        """Make an optimizer step through the parameters group by group, each in memory while it is changed.
+        """Make an optimizer step through the parameters group by group, each in memory while it is updated.
 
         The optimizer must treat each parameter independently, as all of ``torch.optim`` except ``LBFGS`` do. Its state
         stays where it is.
@@ -177,7 +177,7 @@ class ParameterOffload:
             raise InvalidArgumentError(
                 "this optimizer has none of the model's parameters; attach the one that trains the model"
             )
-        if any(stepper.is_of(optimizer) for stepper in self._attached()):
+        if any(stepper.is_attached_to(optimizer) for stepper in self._attached()):
             raise UnsupportedError("this optimizer is attached already; attach it once")
         stepper = OptimizerStepper(
             optimizer,
@@ -189,7 +189,7 @@ class ParameterOffload:
         )
         try:
             self._steppers.append(weakref.ref(stepper))
-            stepper.begin(optimizer)
+            stepper.attach(optimizer)
         except BaseException:
             stepper.close()
             raise

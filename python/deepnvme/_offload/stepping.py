@@ -1,7 +1,7 @@
-"""Run an optimizer over parameters on disk, group by group, each in memory while it is changed.
+"""Run an optimizer over parameters on disk, group by group, each in memory while it is updated.
 
-Either ``step()`` changes all of them, or each is changed as soon as its backward pass is done, while it is in memory
-anyway. Then ``step()`` changes the rest and ends the step.
+Either ``step()`` updates all of them, or each is updated as soon as its backward pass is done, while it is in memory
+anyway. Then ``step()`` updates the rest and ends the step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class OptimizerStepper:
         optimizer: the optimizer of the model's parameters.
         residence: holds the groups.
         group_of: the group of a parameter, by its ``id``.
-        in_backward: whether to change groups during the backward pass.
+        in_backward: whether to update groups during the backward pass.
         on_begin: called when a step begins; a backward pass may have been interrupted before.
         on_end: called when a step has ended.
 
@@ -79,16 +79,18 @@ class OptimizerStepper:
         weakref.finalize(self, _remove_all, self._hooks).atexit = False
         # Parameters whose gradients are complete in this backward pass.
         self._complete: set[int] = set()
-        # Whether a step has begun; its progress, if the optimizer tracks it; the parameters of each group, by param
-        # group; and the `id` of all of them.
+        # Whether a step has begun and not ended.
         self._is_begun = False
+        # The progress of that step. `None` if the optimizer does not track it.
         self._progress: Any = None
+        # The parameters of each group, by param group. `None`: of no group.
         self._by_group: dict[ParameterGroup | None, list[list[nn.Parameter]]] = {}
+        # The `id` of each parameter in `_by_group`.
         self._known: set[int] = set()
-        # Groups that a backward pass has changed or was interrupted at, for optimizers that track no progress: they are
-        # not changed again.
+        # Groups that a backward pass has updated or was interrupted at, for optimizers that track no progress: they are
+        # not updated again.
         self._attempted: set[ParameterGroup] = set()
-        # A change during the backward pass failed. `step` tries again and raises the error.
+        # An update during the backward pass failed. `step` tries again and raises the error.
         self._has_failed = False
         # Makes a `GradScaler` pass its scale to `step`; otherwise torch's own optimizers do not learn of it.
         self._supported_scaling = getattr(optimizer, _SUPPORTS_SCALING, None)
@@ -97,8 +99,8 @@ class OptimizerStepper:
         self._own_step = optimizer.__dict__.get("step")
         self._step_method: Any = None
 
-    def begin(self, optimizer: torch.optim.Optimizer) -> None:
-        """Replace the optimizer's ``step``. ``close`` undoes it, also half of it."""
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Replace the optimizer's ``step``. ``close`` undoes it, even if it was interrupted."""
         self._replace_step(optimizer)
         if self._in_backward:
             setattr(optimizer, _SUPPORTS_SCALING, True)
@@ -115,13 +117,13 @@ class OptimizerStepper:
         self._step_method = types.MethodType(step, optimizer)
         optimizer.step = self._step_method  # type: ignore[method-assign]
 
-    def is_of(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the stepper of this optimizer."""
+    def is_attached_to(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether this is the stepper of the optimizer."""
         return not self._is_closed and self._optimizer() is optimizer
 
     @property
     def is_begun(self) -> bool:
-        """Whether some parameters were changed by a step that has not ended."""
+        """Whether some parameters were updated by a step that has not ended."""
         return self._is_begun
 
     def close(self) -> None:
@@ -156,7 +158,7 @@ class OptimizerStepper:
             optimizer.step = self._own_step  # type: ignore[method-assign]
 
     def on_backward_done(self, group: ParameterGroup) -> None:
-        """Change a group that will get no more gradients in this pass.
+        """Update a group that will get no more gradients in this pass.
 
         Errors are not raised here. The gradients stay, and ``step`` fails with the same error.
         """
@@ -165,8 +167,8 @@ class OptimizerStepper:
         if not is_due or self._has_failed or self._residence.is_held(group):
             return
         try:
-            self._begin()
-            self._change(group, frees=True)
+            self._begin_step()
+            self._update_group(group, frees=True)
         except Exception:  # noqa: BLE001 - the backward pass goes on, and `step` comes to the same error
             self._has_failed = True
 
@@ -184,12 +186,12 @@ class OptimizerStepper:
                 if param.requires_grad and id(param) not in self._hooks and id(param) in self._group_of:
                     self._hooks[id(param)] = param.register_post_accumulate_grad_hook(arrived)
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         """Begin a step, unless one has begun."""
         optimizer = self._optimizer()
         if optimizer is None or self._is_begun:
             return
-        # An interrupt may have come before the end of the last step did so.
+        # Repeats the clean-up of the last step, which Ctrl-C may have skipped.
         self._attempted.clear()
         self._by_group, self._known = {}, set()
         self._sort_parameters(optimizer)
@@ -222,12 +224,12 @@ class OptimizerStepper:
             with torch.enable_grad():
                 loss = closure()
         self._on_begin()
-        self._begin()
+        self._begin_step()
         if not self._is_begun:
             return loss
         is_done = False
         try:
-            self._change_rest()
+            self._update_rest()
             is_done = True
         except (UnsupportedError, ClosedError):
             raise
@@ -238,7 +240,7 @@ class OptimizerStepper:
         finally:
             # First, and without a call: an interrupt may come after each.
             self._is_begun = False
-            self._end(is_done=is_done)
+            self._end_step(is_done=is_done)
             self._has_failed = False
             self._complete.clear()
             self._attempted.clear()
@@ -251,7 +253,7 @@ class OptimizerStepper:
                 self._restore_step()
         return loss
 
-    def _change_rest(self) -> None:
+    def _update_rest(self) -> None:
         optimizer = self._optimizer()
         if optimizer is not None:
             self._sort_parameters(optimizer)
@@ -261,14 +263,14 @@ class OptimizerStepper:
             if group in self._attempted:
                 self._free_gradients(lists)
             elif group is not None and any(one.grad is not None for params in lists for one in params):
-                self._change(group, frees=False)
+                self._update_group(group, frees=False)
 
-    def _end(self, *, is_done: bool) -> None:
+    def _end_step(self, *, is_done: bool) -> None:
         optimizer: Any = self._optimizer()
         if optimizer is not None and self._progress is not None:
             optimizer.end_split_step(is_done=is_done)
 
-    def _change(self, group: ParameterGroup, *, frees: bool) -> None:
+    def _update_group(self, group: ParameterGroup, *, frees: bool) -> None:
         lists = self._by_group[group]
         with self._residence.held([group], exclusive=True):
             if frees and self._progress is None:
@@ -295,10 +297,10 @@ class OptimizerStepper:
         _call_with_params(optimizer.param_groups, lists, step)
 
     def _free_gradients(self, lists: list[list[nn.Parameter]]) -> None:
-        """Free used gradients: those of the next block follow."""
+        """Free used gradients, to make room for the gradients of the next block."""
         for params in lists:
             for one in params:
-                # In this order: a gradient that still exists and was noted is known to be used.
+                # Free first: once `gradient_used` is called, an existing gradient counts as a new one.
                 one.grad = None
                 if self._progress is not None:
                     self._progress.gradient_used(one)
