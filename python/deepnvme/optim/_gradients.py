@@ -114,7 +114,7 @@ class SwappedGradients:
         self._follow(param)  # type: ignore[arg-type]
         new = in_order(grad, param)
         for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
-            self._put(group, placement, new[placement.piece.begin : placement.piece.end])
+            self._put(group, placement, new[placement.slice.begin : placement.slice.end])
 
     def _put(self, group: StateGroup, placement: Placement, new: torch.Tensor) -> None:
         if group.has_grads:
@@ -135,7 +135,7 @@ class SwappedGradients:
         self._follow(param)  # type: ignore[arg-type]
         new = in_order(grad, param)
         for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
-            some = new[placement.piece.begin : placement.piece.end]
+            some = new[placement.slice.begin : placement.slice.end]
             if placement.grad is None:
                 # A stopped step has used it.
                 self._put(group, placement, some)
@@ -157,7 +157,7 @@ class SwappedGradients:
         values = torch.empty(count, dtype=dtype)
         for group, placement in locations:
             self._swapper.read(
-                group.grad_key, placement.grad_offset, values[placement.piece.begin : placement.piece.end]
+                group.grad_key, placement.grad_offset, values[placement.slice.begin : placement.slice.end]
             )
         return values.view(param.shape) if order is None else order.view(values)
 

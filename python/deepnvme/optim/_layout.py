@@ -22,7 +22,7 @@ from deepnvme.optim._state_store import ParameterSlice, order_of
 class Placement:
     """Some elements of a parameter, and the position of their state and gradient in the group."""
 
-    piece: ParameterSlice
+    slice: ParameterSlice
     offset: int
     grad_offset: int
     # Its parameter may get another one.
@@ -35,20 +35,20 @@ class Placement:
     def extents(self) -> list[tuple[StateKind, int, int]]:
         """List the byte range of each kind of state in the group."""
         found, at = [], self.offset
-        for kind in self.piece.kinds:
-            end = at + kind.format.nbytes(self.piece.count)
+        for kind in self.slice.kinds:
+            end = at + kind.format.nbytes(self.slice.count)
             found.append((kind, at, end))
             at = end
         return found
 
     def state(self, memory: torch.Tensor) -> dict[str, StateData]:
         """View its state in the memory of its group."""
-        count = self.piece.count
+        count = self.slice.count
         return {kind.name: kind.format.view(memory[begin:end], count) for kind, begin, end in self.extents()}
 
     def gradient(self, memory: torch.Tensor) -> torch.Tensor:
         """View its gradient in the memory of the group's gradients."""
-        end = self.grad_offset + self.piece.count * self.grad_dtype.itemsize
+        end = self.grad_offset + self.slice.count * self.grad_dtype.itemsize
         return memory[self.grad_offset : end].view(self.grad_dtype)
 
 
@@ -131,10 +131,10 @@ class StateLayout:
             return
         step = max(self.group_bytes // block_bytes, 1) * BLOCK
         for begin in range(0, param.numel(), step):
-            piece = ParameterSlice(param, begin, min(begin + step, param.numel()), kinds)
-            state_bytes, grad_bytes = self._bytes(param, kinds, piece.count)
+            placed = ParameterSlice(param, begin, min(begin + step, param.numel()), kinds)
+            state_bytes, grad_bytes = self._bytes(param, kinds, placed.count)
             group = self._group_for(state_bytes + grad_bytes)
-            placement = Placement(piece, group.nbytes, group.grad_nbytes, param.dtype)
+            placement = Placement(placed, group.nbytes, group.grad_nbytes, param.dtype)
             group.nbytes += state_bytes
             group.grad_nbytes += grad_bytes
             locations.append((group, placement))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from deepnvme.optim._swap_store import SwapStore
 
 ParamGroup = dict[str, Any]
-SHORT = (torch.bfloat16, torch.float16)
+SIXTEEN_BIT_FLOATS = (torch.bfloat16, torch.float16)
 _SQUARES = frozenset(("exp_avg_sq", "max_exp_avg_sq", "sum"))
 
 
@@ -155,7 +155,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """Return the kinds of state of a parameter."""
         initial = self._initial(param, group)
         moments = [StateKind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
-        return (*moments, *([StateKind(MASTER, FP32)] if param.dtype in SHORT else []))
+        return (*moments, *([StateKind(MASTER, FP32)] if param.dtype in SIXTEEN_BIT_FLOATS else []))
 
     # Gradients on disk.
 

@@ -46,13 +46,15 @@ class Plan:
 
 @dataclass(eq=False)
 class Gathered:
-    """The gradients of a step."""
+    """The gradients of a step.
+
+    Indirect gradients are those that the kernel cannot use as they are in memory (`is_plain` in step_gradients.rs).
+    """
 
     plan: Plan
-    noted: StepGradients
-    # By group and member: flat gradients that a step cannot use as they are in memory (`is_plain` in
-    # step_gradients.rs). `_change_odd` uses them.
-    odd: list[dict[int, torch.Tensor]]
+    step_gradients: StepGradients
+    # The flat, indirect gradients of each param group, by member.
+    indirect: list[dict[int, torch.Tensor]]
 
 
 @dataclass(eq=False)

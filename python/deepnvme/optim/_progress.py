@@ -27,8 +27,8 @@ _CURRENT: ContextVar[StepProgress | None] = ContextVar("step", default=None)
 class StepProgress:
     """A step that has begun.
 
-    It may stop anywhere, when the disk fails or at Ctrl-C between any two calls. So the call that changes elements also
-    records them (``record``). Everything else is noted before it is done, so that it can be repeated.
+    It may stop anywhere, when the disk fails or at Ctrl-C between any two calls. So the call that updates elements also
+    records them (``updated``). Everything else is noted before it is done, so that it can be repeated.
 
     ``counts_in_group``: whether the param group counts steps, because no state does.
     """
@@ -39,10 +39,10 @@ class StepProgress:
         self._counts_in_group = counts_in_group
         # Param groups that have begun the step, with their step counts.
         self._step_counts: dict[int, int] = {}
-        # The changed slices by their first element, and the parameters whose step count has changed.
-        self.record = StepRecord()
+        # The updated slices by their first element, and the parameters whose step count has changed.
+        self.updated = StepRecord()
         # Gradients that the extension has noted, in each call.
-        self._noted: list[StepGradients] = []
+        self._step_gradients: list[StepGradients] = []
         # The other gradients. ``None`` for a used one.
         self._grads: dict[torch.nn.Parameter, tuple[TensorWeakRef, int] | None] = {}
 
@@ -51,12 +51,12 @@ class StepProgress:
         if self._counts_in_group:
             group[STEP_COUNT] = self._step_counts.setdefault(index, group.get(STEP_COUNT, 0) + 1)
 
-    def note_gradients(self, noted: StepGradients) -> None:
+    def note_gradients(self, step_gradients: StepGradients) -> None:
         """Remember the gradients of a call."""
-        self._noted.append(noted)
+        self._step_gradients.append(step_gradients)
 
     def note_gradient(self, param: torch.nn.Parameter) -> None:
-        """Remember the gradient that changes a parameter."""
+        """Remember the gradient by which a parameter is updated."""
         if param.grad is not None and param not in self._grads:
             self._grads[param] = (TensorWeakRef(param.grad), param.grad._version)  # noqa: SLF001
 
@@ -80,22 +80,22 @@ class StepProgress:
 
     @property
     def is_untouched(self) -> bool:
-        """Whether nothing was changed or counted yet."""
-        return not self._step_counts and self.record.is_empty
+        """Whether nothing was updated or counted yet."""
+        return not self._step_counts and self.updated.is_empty
 
     def has_same_gradients(self) -> bool:
         """Whether all existing gradients are the ones the step began with."""
         for param, seen in self._grads.items():
             grad = param.grad
-            # A gradient that is gone was used as far as needed: it changes nothing again.
+            # A gradient that is gone was used as far as needed: nothing is updated by it again.
             if grad is not None and (seen is None or seen[0]() is not grad or grad._version != seen[1]):  # noqa: SLF001
                 return False
-        return all(noted.is_same() for noted in self._noted)
+        return all(one.is_same() for one in self._step_gradients)
 
     def stopped(self, error: OSError) -> StepStoppedError:
         """Make the error that states the progress and the remedy."""
         text = (
-            f"{error.strerror or error}; the step stopped half way: {len(self.record)} parts of the parameters and "
+            f"{error.strerror or error}; the step stopped half way: {len(self.updated)} parts of the parameters and "
             "their state are updated, the others are not. Once the disk works again, step() with the same gradients "
             "goes on where it stopped; otherwise load the last checkpoint"
         )

@@ -39,19 +39,19 @@ def save(
     groups = [
         group
         for group in store.layout.groups()
-        if group.nbytes and any(one.piece.param in resolved for one in _placements_with_state(store, group))
+        if group.nbytes and any(one.slice.param in resolved for one in _placements_with_state(store, group))
     ]
     extents, begins, at = [], [], 0
     for group in groups:
         store.prepare(group)
         begins.append(at)
         for placement in _placements_with_state(store, group):
-            if placement.piece.param not in resolved:
+            if placement.slice.param not in resolved:
                 continue
-            name, first = resolved[placement.piece.param]
+            name, first = resolved[placement.slice.param]
             extents += [
                 StateExtent(
-                    name, kind.name, first + placement.piece.begin, placement.piece.count, kind.format, at + begin
+                    name, kind.name, first + placement.slice.begin, placement.slice.count, kind.format, at + begin
                 )
                 for kind, begin, _ in placement.extents()
             ]
@@ -226,12 +226,12 @@ class _Loader:
         """Find the position in a file where the group is stored with the same layout."""
         sources: set[tuple[Path, int] | None] = set()
         for placement in group.placements:
-            if not self._store.has(placement.piece.param) or placement.piece.param in self._reordered:
+            if not self._store.has(placement.slice.param) or placement.slice.param in self._reordered:
                 return None
-            name, first = self._shards[placement.piece.param]
+            name, first = self._shards[placement.slice.param]
             for kind, begin, _ in placement.extents():
                 saved = self._saved[name, kind.name]
-                found = saved.matching(first + placement.piece.begin, placement.piece.count, kind.format)
+                found = saved.matching(first + placement.slice.begin, placement.slice.count, kind.format)
                 sources.add(None if found is None else (found.path, found.offset - begin))
         source = sources.pop() if len(sources) == 1 else None
         # A group with unused room may extend beyond the data in the file.
@@ -247,22 +247,22 @@ class _Loader:
 
     def _read(self, placement: Placement, state: dict[str, StateData]) -> None:
         """Read the state of a placement, a few MiB at a time."""
-        piece = placement.piece
-        name, first = self._shards[piece.param]
-        reordered = self._reordered.get(piece.param)
-        for begin, end in windows(piece.begin, piece.end):
+        placed = placement.slice
+        name, first = self._shards[placed.param]
+        reordered = self._reordered.get(placed.param)
+        for begin, end in windows(placed.begin, placed.end):
             values = torch.empty(end - begin)
-            for kind in piece.kinds:
+            for kind in placed.kinds:
                 if reordered is not None:
-                    reordered.fill(values, begin, kind, piece.param.numel())
+                    reordered.fill(values, begin, kind, placed.param.numel())
                 else:
                     self._saved[name, kind.name].fill(values, first + begin, kind)
-                encode(part_of(state[kind.name], begin - piece.begin, end - piece.begin), values, kind)
-        self.bytes_by_route["memory_bytes"] += sum(kind.format.nbytes(piece.count) for kind in piece.kinds)
+                encode(part_of(state[kind.name], begin - placed.begin, end - placed.begin), values, kind)
+        self.bytes_by_route["memory_bytes"] += sum(kind.format.nbytes(placed.count) for kind in placed.kinds)
 
 
 def _placements_with_state(store: SwapStore, group: StateGroup) -> list[Placement]:
-    return [placement for placement in group.placements if store.has(placement.piece.param)]
+    return [placement for placement in group.placements if store.has(placement.slice.param)]
 
 
 def _name(optimizer: SteppingOptimizer) -> str:

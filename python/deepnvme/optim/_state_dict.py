@@ -11,7 +11,7 @@ import torch
 from deepnvme._utils.arguments import path_of
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim import _save_load
-from deepnvme.optim._optimizer import SHORT
+from deepnvme.optim._optimizer import SIXTEEN_BIT_FLOATS
 from deepnvme.optim._state_store import without_scales
 from deepnvme.optim._step import SteppingOptimizer
 
@@ -70,7 +70,7 @@ class KernelOptimizer(SteppingOptimizer):
         saved = [index for group in state_dict["param_groups"] for index in group["params"]]
         ours = [param for group in self.param_groups for param in group["params"]]
         for index, param in zip(saved, ours, strict=True):
-            if param.dtype in SHORT:
+            if param.dtype in SIXTEEN_BIT_FLOATS:
                 for name, value in state_dict["state"].get(index, {}).items():
                     if torch.is_tensor(value) and value.is_floating_point() and name != "step":
                         self.state[param][name] = value.detach().to(torch.float32, copy=True)

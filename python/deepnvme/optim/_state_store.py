@@ -2,7 +2,7 @@
 
 A step leases one batch of slices after another from a store:
 
-    for batch in store.batches(pieces):
+    for batch in store.batches(slices):
         with store.lease(batch) as leases: ...
 
 :class:`MemoryStore` keeps the state where torch does, as one batch. :class:`deepnvme.optim._swap_store.SwapStore`
@@ -83,7 +83,7 @@ class StateStore(Protocol):
     def read(self, param: torch.nn.Parameter) -> dict[str, torch.Tensor]:
         """Return fp32 copies of state that the optimizer's ``state`` does not contain in torch's format."""
 
-    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
+    def batches(self, slices: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
         """Split the slices into batches that are leased at once."""
 
     def lease(self, batch: Sequence[ParameterSlice]) -> AbstractContextManager[list[LeasedState]]:
@@ -160,21 +160,21 @@ class MemoryStore:
                 found[kind.name] = values.as_strided(state[kind.name].shape, state[kind.name].stride())
         return found
 
-    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
+    def batches(self, slices: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
         """Yield one batch."""
-        yield pieces
+        yield slices
 
     @contextmanager
     def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
         """Yield the state in memory."""
-        yield [self._one(piece) for piece in batch]
+        yield [self._leased_state(one) for one in batch]
 
     def stats(self) -> None:
         """Return nothing."""
 
-    def _one(self, piece: ParameterSlice) -> LeasedState:
-        state = self._optimizer.state[piece.param]
-        return LeasedState({kind.name: _state_data(state, kind) for kind in piece.kinds})
+    def _leased_state(self, leased: ParameterSlice) -> LeasedState:
+        state = self._optimizer.state[leased.param]
+        return LeasedState({kind.name: _state_data(state, kind) for kind in leased.kinds})
 
 
 def _state_data(state: dict[str, Any], kind: StateKind) -> StateData:

@@ -13,7 +13,7 @@ from deepnvme._utils.tensors import without_gradients
 from deepnvme.errors import ClosedError, Error, InvalidArgumentError, UnsupportedError
 from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
-from deepnvme.optim._optimizer import SHORT, OptimizerBase, ParamGroup
+from deepnvme.optim._optimizer import SIXTEEN_BIT_FLOATS, OptimizerBase, ParamGroup
 from deepnvme.optim._plan import Gathered, native_plan
 from deepnvme.optim._progress import STEP_COUNT, StepProgress
 from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice, flat
@@ -21,6 +21,10 @@ from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice, fla
 if TYPE_CHECKING:
     from deepnvme._deepnvme import StepPlan as NativePlan
     from deepnvme.optim._swap_store import SwapStore
+
+
+class _GradientGoneError(RuntimeError):
+    """Another thread has removed a gradient, as ``close`` does."""
 
 
 class SteppingOptimizer(OptimizerBase):
@@ -63,20 +67,20 @@ class SteppingOptimizer(OptimizerBase):
         is_done = False
         try:
             if self._progress is not None and self._progress.is_split:
-                self._resume_step(self._progress, gathered)
+                self._update_remaining(self._progress, gathered)
             else:
-                self._run_step(self._current_progress(gathered), gathered)
+                self._update_or_report(self._current_progress(gathered), gathered)
                 is_done = True
         finally:
             # Neither an unfinished step nor a traceback may keep gradients alive.
             if not is_done:
-                gathered.noted.release()
+                gathered.step_gradients.release()
         return loss
 
-    def _run_step(self, progress: StepProgress, gathered: Gathered) -> None:
+    def _update_or_report(self, progress: StepProgress, gathered: Gathered) -> None:
         is_done = False
         try:
-            self._resume_step(progress, gathered)
+            self._update_remaining(progress, gathered)
             is_done = True
         except (UnsupportedError, ClosedError, InvalidArgumentError):
             # Not a disk error: a gradient is gone or partial, the state is gone, or does not fit. Retrying does not
@@ -109,21 +113,21 @@ class SteppingOptimizer(OptimizerBase):
         if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
 
-    def _resume_step(self, progress: StepProgress, gathered: Gathered) -> None:
-        """Do the rest of a step."""
+    def _update_remaining(self, progress: StepProgress, gathered: Gathered) -> None:
+        """Update the parameters that this step has not updated yet."""
         unscale = self._unscale()
         # Another thread's `close` takes the gradients away. Without them the step would seem to be done.
         self._store.check_open()
-        progress.note_gradients(gathered.noted)
+        progress.note_gradients(gathered.step_gradients)
         for index, group in enumerate(self.param_groups):
             progress.begin(index, group)
-            if gathered.noted.counts[index] or gathered.odd[index]:
-                self._change_group(index, group, gathered, progress, unscale)
+            if gathered.step_gradients.counts[index] or gathered.indirect[index]:
+                self._update_group(index, group, gathered, progress, unscale)
         gradients = getattr(self._store, "gradients", None)
         if gradients is None:
             return
-        for group, odd in zip(self.param_groups, gathered.odd, strict=True):
-            for member, grad in odd.items():
+        for group, indirect in zip(self.param_groups, gathered.indirect, strict=True):
+            for member, grad in indirect.items():
                 if isinstance(grad, SwappedGradient):
                     param = group["params"][member]
                     # If this stops, the remaining gradients are the ones that were noted, and are dropped next time.
@@ -131,15 +135,15 @@ class SteppingOptimizer(OptimizerBase):
                     progress.gradient_used(param)
                     gradients.drop([param])
 
-    def _change_group(
+    def _update_group(
         self, index: int, group: ParamGroup, gathered: Gathered, progress: StepProgress, unscale: float
     ) -> None:
         algorithm, settings = self._algorithm(group)
-        noted, store = gathered.noted, self._store
+        step_gradients, store = gathered.step_gradients, self._store
 
         def update(batch: tuple[int, torch.Tensor | None] | None = None) -> list[int]:
             return self._kernel.update(
-                noted,
+                step_gradients,
                 index,
                 algorithm,
                 settings,
@@ -147,25 +151,27 @@ class SteppingOptimizer(OptimizerBase):
                 clip=progress.clip,
                 stochastic=self._stochastic,
                 seed=self._noise_seed(group),
-                record=progress.record,
+                record=progress.updated,
                 batch=batch,
             )
 
-        left: list[int] = []
-        if noted.counts[index] and isinstance(store, MemoryStore):
-            left = update()
-            if left:
-                self._prepare_members(index, group, left, gathered, progress)
-                left = update()
-        elif noted.counts[index]:
-            left = self._change_on_disk(index, group, gathered, progress, update)
-        odd = dict(gathered.odd[index])
+        not_planned: list[int] = []
+        if step_gradients.counts[index] and isinstance(store, MemoryStore):
+            not_planned = update()
+            if not_planned:
+                self._prepare_members(index, group, not_planned, gathered, progress)
+                not_planned = update()
+        elif step_gradients.counts[index]:
+            not_planned = self._update_on_disk(index, group, gathered, progress, update)
+        indirect = dict(gathered.indirect[index])
         # State that fits only after a copy, in each step.
-        odd.update((member, self._gradient(group["params"][member])) for member in left if member not in odd)
-        if odd:
-            self._change_odd(group, odd, progress, unscale)
+        indirect.update(
+            (member, self._gradient(group["params"][member])) for member in not_planned if member not in indirect
+        )
+        if indirect:
+            self._update_indirect(group, indirect, progress, unscale)
 
-    def _change_on_disk(
+    def _update_on_disk(
         self,
         index: int,
         group: ParamGroup,
@@ -173,17 +179,19 @@ class SteppingOptimizer(OptimizerBase):
         progress: StepProgress,
         update: Callable[[tuple[int, torch.Tensor | None]], list[int]],
     ) -> list[int]:
-        """Change what the plan knows, batch by batch. Return the members that it does not know."""
-        plan, noted, store = gathered.plan, gathered.noted, cast("SwapStore", self._store)
-        left: dict[int, None] = {}
-        stale = noted.stale(index)
-        # Whether nobody else has moved state since the plan was found valid. Members that no plan knows have.
+        """Update the parameters of the plan, batch by batch. Return the members that it does not contain."""
+        plan, step_gradients, store = gathered.plan, gathered.step_gradients, cast("SwapStore", self._store)
+        not_planned: dict[int, None] = {}
+        stale = step_gradients.stale(index)
+        # False if other code, such as `_update_indirect`, has moved state since the plan was found valid. Read first:
+        # `_prepare_members` also moves state, which the batches below include.
         is_current = plan.generation == store.generation
         if stale:
             self._prepare_members(index, group, stale, gathered, progress)
-            left = dict.fromkeys(noted.stale(index))
+            not_planned = dict.fromkeys(step_gradients.stale(index))
         if plan.placed[index] != store.generation:
-            # Another param group may have moved state of this one's groups. An interrupt may come before the last line.
+            # Another param group may have moved state of this one's groups. `placed` is set last, so that Ctrl-C leaves
+            # the batches marked as unknown.
             plan.placed[index] = None
             groups, placements = store.batches_of(group["params"], sorted(plan.prepared[index]))
             plan.native.set_batches(index, placements)
@@ -192,14 +200,14 @@ class SteppingOptimizer(OptimizerBase):
             if is_current:
                 plan.generation = store.generation
         for number, (state_group, first) in enumerate(plan.batches[index]):
-            if not noted.is_due(index, number, progress.record):
+            if not step_gradients.is_due(index, number, progress.updated):
                 continue
             if state_group is None or first is None:
-                left.update(dict.fromkeys(update((number, None))))
+                not_planned.update(dict.fromkeys(update((number, None))))
                 continue
             with store.lease_memory(state_group, first) as (memory, _):
-                left.update(dict.fromkeys(update((number, memory))))
-        return list(left)
+                not_planned.update(dict.fromkeys(update((number, memory))))
+        return list(not_planned)
 
     def _prepare_members(
         self, index: int, group: ParamGroup, members: list[int], gathered: Gathered, progress: StepProgress
@@ -216,23 +224,25 @@ class SteppingOptimizer(OptimizerBase):
         gathered.plan.placed[index] = None
         gathered.plan.prepared[index].update(members)
         gathered.plan.native.prepare(index, members, counts)
-        gathered.noted.refresh(self.state)
+        gathered.step_gradients.refresh(self.state)
 
-    def _change_odd(
+    def _update_indirect(
         self, group: ParamGroup, grads: dict[int, torch.Tensor], progress: StepProgress, unscale: float
     ) -> None:
-        """Change parameters that no plan knows."""
+        """Update parameters outside the plan: their gradients are indirect, or their state fits only after a copy."""
         # Parameters with the same step count and factor share one call of the kernel.
         alike: dict[tuple[int, float], list[ParameterSlice]] = {}
         by_param = {group["params"][member]: grad for member, grad in sorted(grads.items())}
         for param, grad in by_param.items():
             progress.note_gradient(param)
-            piece, step = self._prepare(param, group, progress)
+            prepared, step = self._prepare(param, group, progress)
             # An empty parameter counts steps, but has no state.
-            if piece.count:
-                alike.setdefault((step, _factor(grad)), []).append(piece)
-        for (step, factor), pieces in alike.items():
-            self._change(group, by_param, pieces, progress, step=step, unscale=unscale, clip=progress.clip * factor)
+            if prepared.count:
+                alike.setdefault((step, _factor(grad)), []).append(prepared)
+        for (step, factor), slices in alike.items():
+            self._update_slices(
+                group, by_param, slices, progress, step=step, unscale=unscale, clip=progress.clip * factor
+            )
 
     def _noise_seed(self, group: ParamGroup) -> int:
         # Different noise in each step, also without step counts, and reproducible after a restart.
@@ -242,7 +252,7 @@ class SteppingOptimizer(OptimizerBase):
         """Return the gradient, flat, in the memory order of the parameter; a gradient on disk as it is."""
         grad = param.grad
         if grad is None:
-            raise AssertionError
+            raise _GradientGoneError("another thread has removed a gradient while step() ran; call step() again")
         if isinstance(grad, SwappedGradient):
             if grad.is_held_by(getattr(self._store, "gradients", None)):
                 return grad.checked(param)
@@ -254,7 +264,7 @@ class SteppingOptimizer(OptimizerBase):
                 "parameters to torch.optim.SparseAdam"
             )
             raise RuntimeError(msg)
-        if param.is_complex() or param.dtype not in (torch.float32, *SHORT):
+        if param.is_complex() or param.dtype not in (torch.float32, *SIXTEEN_BIT_FLOATS):
             msg = f"deepnvme.optim supports float32, bfloat16 and float16 parameters, not {param.dtype}"
             raise TypeError(msg)
         if param.device.type != "cpu":
@@ -263,7 +273,7 @@ class SteppingOptimizer(OptimizerBase):
         return in_order(grad, param)
 
     def _gather(self) -> Gathered:
-        """Collect the gradients of all parameters. Nothing is changed before all of them are known to be usable."""
+        """Collect the gradients of all parameters. Nothing is updated before all of them are known to be usable."""
         params = [group["params"] for group in self.param_groups]
         moments = [self._moments(group) for group in self.param_groups]
         kinds = [
@@ -283,17 +293,17 @@ class SteppingOptimizer(OptimizerBase):
             self._store.generation,
             make,
         )
-        noted = StepGradients(plan.native, self.state)
+        step_gradients = StepGradients(plan.native, self.state)
         try:
-            odd = [
+            indirect = [
                 {member: self._gradient(some[member]) for member in members}
-                for some, members in zip(params, noted.odd, strict=True)
+                for some, members in zip(params, step_gradients.odd, strict=True)
             ]
-        except (AssertionError, UnsupportedError):
+        except (_GradientGoneError, UnsupportedError):
             # Another thread's `close` takes the gradients away.
             self._store.check_open()
             raise
-        return Gathered(plan, noted, odd)
+        return Gathered(plan, step_gradients, indirect)
 
     def _unscale(self) -> float:
         scale = getattr(self, "grad_scale", None)
@@ -301,9 +311,11 @@ class SteppingOptimizer(OptimizerBase):
 
     def _clip(self, max_norm: float, gathered: Gathered) -> float:
         unscale = self._unscale()
-        others = [(index, member, one) for index, odd in enumerate(gathered.odd) for member, one in odd.items()]
+        others = [(index, member, one) for index, some in enumerate(gathered.indirect) for member, one in some.items()]
         squares, _ = self._kernel.measure_all(
-            gathered.noted, [other for other in others if not isinstance(other[2], SwappedGradient)], unscale=unscale
+            gathered.step_gradients,
+            [other for other in others if not isinstance(other[2], SwappedGradient)],
+            unscale=unscale,
         )
         squares += sum(one.squares() for _, _, one in others if isinstance(one, SwappedGradient)) * unscale**2
         norm = math.sqrt(squares)
@@ -326,21 +338,21 @@ class SteppingOptimizer(OptimizerBase):
         if not state and not self._store.has(param):
             self._initialise_count(state)
         number, _ = self._places[param]
-        count = progress.record.count_of(number)
+        count = progress.updated.count_of(number)
         if count is None:
             count = self._next_count(param, state)
-            progress.record.note_count(number, count)
+            progress.updated.note_count(number, count)
         if self.counts_steps:
             state["step"].fill_(count)
         kinds = self.kinds(param, group)
         self._store.initialise(param, state, kinds)
         return ParameterSlice(param, 0, param.numel(), kinds), count
 
-    def _change(
+    def _update_slices(
         self,
         group: ParamGroup,
         grads: dict[torch.nn.Parameter, torch.Tensor],
-        pieces: list[ParameterSlice],
+        slices: list[ParameterSlice],
         progress: StepProgress,
         *,
         step: int,
@@ -349,19 +361,19 @@ class SteppingOptimizer(OptimizerBase):
     ) -> None:
         algorithm, settings = self._algorithm(group)
         moments = self._moments(group)
-        for given in self._store.batches(pieces):
-            batch = [piece for piece in given if self._places[piece.param][1] + piece.begin not in progress.record]
+        for given in self._store.batches(slices):
+            batch = [one for one in given if self._places[one.param][1] + one.begin not in progress.updated]
             if not batch:
                 continue
             with self._store.lease(batch) as leases:
                 parts: list[Any] = []
-                for piece, lease in zip(batch, leases, strict=True):
-                    weights = flat(piece.param)[piece.begin : piece.end]
-                    grad = grads[piece.param]
-                    own = lease.grad if isinstance(grad, SwappedGradient) else grad[piece.begin : piece.end]
+                for one, lease in zip(batch, leases, strict=True):
+                    weights = flat(one.param)[one.begin : one.end]
+                    grad = grads[one.param]
+                    own = lease.grad if isinstance(grad, SwappedGradient) else grad[one.begin : one.end]
                     kept = [lease.state[name] for name in moments]
                     master = lease.state.get(MASTER)
-                    at = self._places[piece.param][1] + piece.begin
+                    at = self._places[one.param][1] + one.begin
                     if master is None:
                         parts.append((weights, own, kept, None, at))
                     else:
@@ -375,7 +387,7 @@ class SteppingOptimizer(OptimizerBase):
                     clip=clip,
                     stochastic=self._stochastic,
                     seed=self._noise_seed(group),
-                    record=progress.record,
+                    record=progress.updated,
                 )
 
 

@@ -167,31 +167,31 @@ class SwapStore:
             for kind, begin, end in placement.extents():
                 memory = torch.empty(end - begin, dtype=torch.uint8)
                 self.swapper.read(group.key, begin, memory)
-                out = found[kind.name][placement.piece.begin : placement.piece.end]
-                decode(kind.format.view(memory, placement.piece.count), out, kind)
+                out = found[kind.name][placement.slice.begin : placement.slice.end]
+                decode(kind.format.view(memory, placement.slice.count), out, kind)
         return {name: order.view(values) for name, values in found.items()}
 
-    def batches(self, pieces: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
+    def batches(self, slices: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
         """Split whole parameters into batches by group."""
-        wanted = {piece.param for piece in pieces}
-        groups = dict.fromkeys(group for piece in pieces for group, _ in self.layout.locations(piece.param))
+        wanted = {one.param for one in slices}
+        groups = dict.fromkeys(group for one in slices for group, _ in self.layout.locations(one.param))
         for group in groups:
-            yield [placement.piece for placement in group.placements if placement.piece.param in wanted]
+            yield [placement.slice for placement in group.placements if placement.slice.param in wanted]
         # Parameters without state.
-        bare = [piece for piece in pieces if not self.layout.locations(piece.param)]
+        bare = [one for one in slices if not self.layout.locations(one.param)]
         if bare:
             yield bare
 
     @contextmanager
     def lease(self, batch: Sequence[ParameterSlice]) -> Iterator[list[LeasedState]]:
         """Lease the state of one batch and its gradients on disk, which count as used afterwards."""
-        locations = {placement.piece: (group, placement) for group, placement in self.layout.locations(batch[0].param)}
+        locations = {placement.slice: (group, placement) for group, placement in self.layout.locations(batch[0].param)}
         if batch[0] not in locations:
             yield [LeasedState({}) for _ in batch]
             return
         group = locations[batch[0]][0]
-        placements = {placement.piece: placement for placement in group.placements}
-        mine = [placements[piece] for piece in batch]
+        placements = {placement.slice: placement for placement in group.placements}
+        mine = [placements[one] for one in batch]
         with_grads = [placement for placement in mine if placement.grad is not None]
         with self.lease_memory(group, batch[0], with_grads=bool(with_grads)) as (state, grads):
             yield [
@@ -238,9 +238,9 @@ class SwapStore:
         for param, member in reversed(by_param.items()):
             locations = self.layout.locations(param)
             for group, placement in locations:
-                piece, offsets = placement.piece, [begin for _, begin, _ in placement.extents()]
-                firsts.setdefault(group, piece)
-                found.setdefault(group, []).append((member, piece.begin, piece.end, offsets))
+                placed, offsets = placement.slice, [begin for _, begin, _ in placement.extents()]
+                firsts.setdefault(group, placed)
+                found.setdefault(group, []).append((member, placed.begin, placed.end, offsets))
             if not locations:
                 bare.append((member, 0, param.numel(), list[int]()))
         if bare:
@@ -319,15 +319,15 @@ class SwapStore:
 def _write_initial(placements: Sequence[Placement], memory: torch.Tensor) -> None:
     for placement in placements:
         given: Mapping[str, torch.Tensor] = placement.initial_values or {}
-        piece, state = placement.piece, placement.state(memory)
-        for kind in piece.kinds:
+        placed, state = placement.slice, placement.state(memory)
+        for kind in placed.kinds:
             kept = state[kind.name]
             if kind.name in given:
-                encode(kept, given[kind.name][piece.begin : piece.end].float(), kind)
+                encode(kept, given[kind.name][placed.begin : placed.end].float(), kind)
             elif kind.name == MASTER:
-                encode(kept, flat(piece.param)[piece.begin : piece.end].float(), kind)
+                encode(kept, flat(placed.param)[placed.begin : placed.end].float(), kind)
             elif kind.initial:
-                encode(kept, torch.full((piece.count,), kind.initial), kind)
+                encode(kept, torch.full((placed.count,), kind.initial), kind)
             else:
                 for one in (kept,) if isinstance(kept, torch.Tensor) else kept:
                     one.zero_()

@@ -200,7 +200,7 @@ def _general(kind: Any) -> Any:
     class General(kind):  # type: ignore[misc]
         def _gather(self) -> Gathered:
             gathered = super()._gather()
-            odd = [
+            indirect = [
                 {
                     member: self._gradient(param)
                     for member, param in enumerate(group["params"])
@@ -208,7 +208,7 @@ def _general(kind: Any) -> Any:
                 }
                 for group in self.param_groups
             ]
-            return Gathered(gathered.plan, _NothingNoted(len(odd)), odd)  # type: ignore[arg-type]
+            return Gathered(gathered.plan, _NothingNoted(len(indirect)), indirect)  # type: ignore[arg-type]
 
     General.__module__ = kind.__module__
     return General
