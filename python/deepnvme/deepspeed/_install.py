@@ -22,7 +22,7 @@ class _Installation:
 
     def __init__(self) -> None:
         self._patches = Patches()
-        hook = ImportHook(_is_wanted, self._change_new)
+        hook = ImportHook(_is_changed_on_import, self._change_new)
         sys.meta_path.insert(0, hook)
         self._patches.on_undo(lambda: sys.meta_path.remove(hook))
         _install_in_children(install, self._patches)
@@ -34,7 +34,7 @@ class _Installation:
 
     def _change_loaded(self, modules: list[ModuleType]) -> None:
         for module in modules:
-            if _is_wanted(module.__name__):
+            if _is_changed_on_import(module.__name__):
                 self._change(module, is_new=False)
         for module in modules:
             _monkeypatches.rebind(module, self._patches)
@@ -43,9 +43,9 @@ class _Installation:
         self._change(module, is_new=True)
 
     def _change(self, module: ModuleType, *, is_new: bool) -> None:
-        if _monkeypatches.wanted(module.__name__):
+        if _monkeypatches.is_changed_on_import(module.__name__):
             _monkeypatches.change(module, self._patches)
-        if _workarounds.wanted(module.__name__):
+        if _workarounds.has_workaround(module.__name__):
             _workarounds.apply(module, self._patches, is_new=is_new)
 
     def undo(self) -> None:
@@ -108,14 +108,16 @@ def uninstall() -> None:
     _switch.off()
 
 
-def _is_wanted(name: str) -> bool:
-    return _monkeypatches.wanted(name) or _workarounds.wanted(name)
+def _is_changed_on_import(name: str) -> bool:
+    return _monkeypatches.is_changed_on_import(name) or _workarounds.has_workaround(name)
 
 
 def _deepspeed_modules() -> list[ModuleType]:
     # `sys.modules` may contain objects that are not modules.
     modules: list[tuple[str, object]] = list(sys.modules.items())
-    return [module for name, module in modules if isinstance(module, ModuleType) and _monkeypatches.belongs(name)]
+    return [
+        module for name, module in modules if isinstance(module, ModuleType) and _monkeypatches.is_of_deepspeed(name)
+    ]
 
 
 def _release_names() -> None:

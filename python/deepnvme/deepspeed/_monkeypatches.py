@@ -1,7 +1,7 @@
 """Change modules of DeepSpeed to use our ops.
 
-Every function takes one module and changes it if it applies. So it does not matter whether the module was imported long
-ago or just now.
+`change` and `rebind` take one module, and do nothing if it needs no change. So it does not matter whether the module
+was imported long ago or just now.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _OTHERS = frozenset({"deepspeed.ops", "deepspeed.git_version_info", _CHECKPOINT_
 _BY_OP_NAME = {builder.NAME: builder for builder in BUILDERS.values()}
 
 
-def wanted(name: str) -> bool:
+def is_changed_on_import(name: str) -> bool:
     """Whether a module of this name is changed right after its import."""
     return bool(_OP_BUILDERS.fullmatch(name) or _ACCELERATORS.fullmatch(name)) or name in _OTHERS
 
 
-def belongs(name: str) -> bool:
+def is_of_deepspeed(name: str) -> bool:
     """Whether a module of this name belongs to DeepSpeed and may contain names of builders."""
     return name.partition(".")[0] in {"accelerator", "deepspeed", "op_builder"}
 
@@ -40,7 +40,7 @@ def change(module: ModuleType, patches: Patches) -> None:
     if _ACCELERATORS.fullmatch(name):
         _change_accelerator(module, patches)
     if name.endswith("op_builder.all_ops"):
-        _add_report_rows(module, patches)
+        _add_to_all_ops(module, patches)
     if name == "deepspeed.git_version_info":
         for op_name in _BY_OP_NAME:
             patches.set_item(module.installed_ops, op_name, True)
@@ -51,7 +51,7 @@ def change(module: ModuleType, patches: Patches) -> None:
 
 
 def rebind(module: ModuleType, patches: Patches) -> None:
-    """Replace builders that a module imported from an accelerator without them."""
+    """Replace builder classes that a module imported from an accelerator before ``install``."""
     for class_name, ours in BUILDERS.items():
         taken = vars(module).get(class_name)
         if isinstance(taken, type) and getattr(taken, "NAME", None) != ours.NAME:
@@ -65,7 +65,7 @@ def _change_builders(module: ModuleType, patches: Patches) -> None:
         ours = _BY_OP_NAME.get(vars(value).get("NAME", ""))
         if ours is None:
             continue
-        # Plain functions become methods of DeepSpeed's class. They use nothing of `self` but the name.
+        # Plain functions become methods of DeepSpeed's class. They ignore `self`.
         patches.set_attribute(value, "load", _load_method(ours.NAME))
         patches.set_attribute(value, "is_compatible", _is_compatible_method(ours.NAME))
 
@@ -102,7 +102,7 @@ def _with_our_builders(original: Any) -> Any:
     return get_op_builder
 
 
-def _add_report_rows(module: ModuleType, patches: Patches) -> None:
+def _add_to_all_ops(module: ModuleType, patches: Patches) -> None:
     for op_name, builder in _BY_OP_NAME.items():
         if op_name not in module.ALL_OPS:
             patches.set_item(module.ALL_OPS, op_name, builder())

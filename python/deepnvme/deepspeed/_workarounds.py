@@ -27,7 +27,7 @@ _ENGINE = "deepspeed.runtime.engine"
 _ASSERTING = ("deepspeed.runtime.swap_tensor.", "deepspeed.io.")
 
 
-def wanted(name: str) -> bool:
+def has_workaround(name: str) -> bool:
     """Whether a module of this name has a workaround."""
     return name in {_PARAMETERS, _ENGINE} or (not __debug__ and _does_io_in_asserts(name))
 

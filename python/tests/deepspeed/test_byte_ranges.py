@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MIB = 1 << 20
 
 
-def test_ranges_agree_with_comparing_every_pair() -> None:
+def test_conflicts_agree_with_a_plain_list() -> None:
     randomness = random.Random(1)
     for _ in range(300):
         ranges = ByteRanges()
@@ -31,6 +31,7 @@ def test_ranges_agree_with_comparing_every_pair() -> None:
             start = randomness.randrange(60)
             end = start + randomness.randrange(8)
             writes = randomness.random() < 0.7
+            # Reads of a file count as one range from the first to the last.
             reads = [(other[1], other[2]) for other in added if other[0] == file and not other[3]]
             hull = (min((read[0] for read in reads), default=0), max((read[1] for read in reads), default=0))
             expected = start < end and (
