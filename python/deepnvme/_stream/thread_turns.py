@@ -35,8 +35,8 @@ class ThreadTurns:
         self._next: int | None = None
         self._releases = 0
 
-    def acquire(self, held: list[Any], acquire: Callable[[Any], Any], what: Any) -> None:
-        """Append the result of ``acquire`` to ``held`` once memory is free. The caller calls ``release`` in any case.
+    def acquire(self, held: list[Any], take: Callable[[Any], Any], group: Any) -> None:
+        """Append ``take(group)`` to ``held`` once memory is free. The caller calls ``release`` in any case.
 
         Raises:
             MemoryError: there is not enough memory, and no other thread holds anything that it could release.
@@ -45,18 +45,19 @@ class ThreadTurns:
         me = threading.get_ident()
         began = time.monotonic()
         with self._changed:
-            # Counted before waiting, so that ``release`` finds it. Without weights, it blocks nobody.
+            # Counted before waiting, so that ``release`` finds it. A thread without weights leaves the count while it
+            # lets a starved one go first.
             self._call_depth[me] = self._call_depth.get(me, 0) + 1
         try:
             while not held:
                 self._check()
-                ends = self._wait_for_starved(me)
+                releases_seen = self._yield_to_starved(me)
                 try:
                     # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list
                     # always holds what was acquired.
-                    held.extend(map(acquire, (what,)))
+                    held.extend(map(take, (group,)))
                 except MemoryError:
-                    if not self._wait_for_release(me, ends, began):
+                    if not self._wait_for_release(me, releases_seen, began):
                         raise
                 except ClosedError:
                     # The streamer was closed while it waited. This error names the model.
@@ -68,7 +69,7 @@ class ThreadTurns:
                     self._next = None
                     self._changed.notify_all()
 
-    def _wait_for_starved(self, me: int) -> int:
+    def _yield_to_starved(self, me: int) -> int:
         """Let a starved thread go first, unless this thread may hold weights.
 
         Returns:
@@ -84,10 +85,10 @@ class ThreadTurns:
                     self._call_depth[me] = 1
             return self._releases
 
-    def _wait_for_release(self, me: int, ends: int, began: float) -> bool:
+    def _wait_for_release(self, me: int, releases_seen: int, began: float) -> bool:
         """Wait until another thread may have released something. Return false if no other thread holds anything."""
         with self._changed:
-            if self._releases == ends:
+            if self._releases == releases_seen:
                 if self._call_depth.keys() == {me}:
                     return False
                 if self._next is None and time.monotonic() - began > _STARVATION_S:
@@ -96,7 +97,7 @@ class ThreadTurns:
             return True
 
     def release(self) -> None:
-        """Wake waiting threads: this thread has released its last acquisition."""
+        """Wake waiting threads: this thread has released its most recent acquisition."""
         me = threading.get_ident()
         with self._changed:
             if self._call_depth.get(me, 0) > 1:

@@ -47,7 +47,6 @@ class TracedTensor(torch.Tensor):
     def __new__(  # noqa: PYI034 (torch returns an instance of the given class)
         cls: type[TracedTensor], origin: Origin, dtype: torch.dtype | None = None, weight_name: str = "a weight"
     ) -> TracedTensor:
-        """Make one."""
         made: TracedTensor = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
             cls, origin.shape, dtype=dtype or origin.dtype, device=torch.device("cpu")
         )
@@ -178,7 +177,7 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
 def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
     """Find the origins of a model's parameters and buffers, by every name that each has.
 
-    Those that are not in the files are missing.
+    Tensors that have values but are not in the files are left out. Raises for a tensor that is in neither.
     """
     tensors = named_tensors(model)
     is_traced = any(isinstance(tensor, TracedTensor) for _, tensor in tensors)
@@ -238,7 +237,7 @@ def replace_traced(model: nn.Module, gate: CallGate) -> None:
 
 
 def _with_line_offset(origin: Origin, tensor: torch.Tensor) -> Origin:
-    """Copy the offset within a cache line from the tensor in memory, if the tensor is there now."""
+    """Copy the offset within a cache line from a tensor in memory, so that kernels round as in the model there."""
     if tensor.device.type != "cpu" or isinstance(tensor, Placeholder):
         return origin
     reference_line_offset = tensor.data_ptr() % CACHE_LINE_BYTES
