@@ -1,4 +1,4 @@
-"""A process with few descriptors left: a save has happened as a whole, or not at all, and the error has a remedy."""
+"""With few descriptors left, a save succeeds or changes nothing, and the error names the limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import deepnvme
 
 torch = pytest.importorskip("torch")
 
-# Without direct I/O a file has one descriptor, not two: what else takes some is refused at other numbers.
 ENGINES: dict[str, deepnvme.Engine] = {}
 OLD, NEW = {"a": torch.zeros(500)}, {"a": torch.ones(500)}
 LEFT_MAX = 16
@@ -59,12 +58,12 @@ SAVES: dict[str, tuple[Callable[[Path, Any], object], Callable[[Path], Any]]] = 
 }
 
 
-def names(folder: Path) -> int:
+def count_files(folder: Path) -> int:
     return len([path for path in folder.iterdir() if path.name != ".lock"])
 
 
 def with_descriptors(left: int, save: Callable[[], object]) -> str | None:
-    """Save with so many descriptors left; what was said, where it was refused."""
+    """Save with so many descriptors left. Returns the error's text, or None on success."""
     taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
     highest = max(taken)
     free = [number for number in range(highest) if number not in taken]
@@ -100,15 +99,15 @@ def attempt(folder: Path, kind: str, left: int) -> bool:
     """Save over the old state; whether that was refused."""
     save, load = SAVES[kind]
     save(folder, OLD)
-    before = names(folder)
+    before = count_files(folder)
     refused = with_descriptors(left, lambda: save(folder, NEW))
     expected = NEW if refused is None else OLD
     assert torch.equal(load(folder)["a"], expected["a"]), (left, refused)
     if refused is not None:
         assert "ulimit -n" in refused or "RLIMIT_NOFILE" in refused, refused
-        assert names(folder) == before, list(folder.iterdir())
+        assert count_files(folder) == before, list(folder.iterdir())
     save(folder, NEW)
-    assert names(folder) == before, list(folder.iterdir())
+    assert count_files(folder) == before, list(folder.iterdir())
     return refused is not None
 
 
@@ -124,7 +123,7 @@ def check(parent: Path, kind: str, direct: Literal["preferred", "disabled"]) -> 
                 torch.set_num_threads(1)
                 # Garbage of earlier tests may hold descriptors, which would come free in the middle.
                 gc.disable()
-                # Its own descriptors are there before those that are left are counted.
+                # Start the engine first, so that its own descriptors do not count.
                 ENGINES["now"] = deepnvme.Engine(workers=1, direct=direct)
                 wait_for_probe()
                 status = int(attempt(folder, kind, left))
@@ -135,10 +134,11 @@ def check(parent: Path, kind: str, direct: Literal["preferred", "disabled"]) -> 
         assert os.waitstatus_to_exitcode(status) in (0, 1), left
         refused.append(status != 0)
     assert refused[0], "without a descriptor nothing is saved"
-    assert not refused[-1], "with all that it needs it is"
+    assert not refused[-1], f"{LEFT_MAX - 1} descriptors suffice"
 
 
 @pytest.mark.parametrize("kind", SAVES)
+# Direct I/O takes a second descriptor per file, so the two modes fail at different points.
 @pytest.mark.parametrize("direct", ["preferred", "disabled"])
 def test_old_or_new_with_any_number_of_descriptors(
     tmp_path: Path, python_fork: Callable[..., object], kind: str, direct: str

@@ -1,4 +1,4 @@
-"""Error messages for libraries that are not installed."""
+"""Integrations without their libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_lightning_is_missing(python: Callable[..., subprocess.CompletedProcess[
     """)
 
 
-def test_transformers_is_not_asked_for(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_transformers_is_not_imported_early(python: Callable[..., subprocess.CompletedProcess[str]]) -> None:
     python("""
         import sys
         import deepnvme.integrations.transformers as integration
