@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import release_wheel
+import wheel_files
 
 NAME = "THIRD-PARTY.txt"
 _LICENCE = re.compile(r"(licen[sc]e|copying|copyright|notice|unlicense)[^/]*", re.IGNORECASE)
@@ -19,8 +19,8 @@ def add(wheel: Path, cargo_home: Path) -> None:
 
     `ValueError`: a crate has none, or METADATA does not name LICENSE exactly once.
     """
-    sbom = json.loads(release_wheel.read(wheel, "*.cyclonedx.json")[1])
-    name, metadata = release_wheel.read(wheel, "*.dist-info/METADATA")
+    sbom = json.loads(wheel_files.read(wheel, "*.cyclonedx.json")[1])
+    name, metadata = wheel_files.read(wheel, "*.dist-info/METADATA")
     licence = b"License-File: LICENSE\n"
     if metadata.count(licence) != 1:
         raise ValueError(f"{name} does not name LICENSE once")
@@ -28,7 +28,7 @@ def add(wheel: Path, cargo_home: Path) -> None:
         name: metadata.replace(licence, licence + f"License-File: {NAME}\n".encode()),
         name.replace("METADATA", f"licenses/{NAME}"): text(sbom["components"], cargo_home).encode(),
     }
-    release_wheel.replace(wheel, changed)
+    wheel_files.replace(wheel, changed)
 
 
 def text(components: list[dict[str, str]], cargo_home: Path) -> str:

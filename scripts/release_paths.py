@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import release_wheel
+import wheel_files
 
 # cargo-cyclonedx names a crate of this workspace by its folder.
 _LOCAL_CRATE = "path+file://"
@@ -50,8 +50,8 @@ def without_folder(sbom: str, root: Path) -> str:
 
 def rewrite_sbom(wheel: Path, root: Path) -> None:
     """Replace the SBOM of a wheel by one without the build folder."""
-    name, content = release_wheel.read(wheel, "*.cyclonedx.json")
-    release_wheel.replace(wheel, {name: without_folder(content.decode(), root).encode()})
+    name, content = wheel_files.read(wheel, "*.cyclonedx.json")
+    wheel_files.replace(wheel, {name: without_folder(content.decode(), root).encode()})
 
 
 def leaks(archive: zipfile.ZipFile, folders: Iterable[Path]) -> Iterator[str]:
