@@ -36,16 +36,16 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(case: Case, folder: Path, rounds: int, mib: int, quiet: DiskIdleProbe) -> dict[str, list[float]]:
+def run(case: Case, folder: Path, rounds: int, mib: int, disk: DiskIdleProbe) -> dict[str, list[float]]:
     """Run a case: one round that does not count, then alternating ones. Returns the seconds of each contestant."""
     with case.prepare(folder, mib) as contestants:
         took: dict[str, list[float]] = {name: [] for name in contestants}
-        quiet.wait()
+        disk.wait()
         for index in range(rounds + 1):
             for name in order(list(contestants), index):
                 # A turn that wrote leaves the disk busy.
                 if case.writes:
-                    quiet.wait()
+                    disk.wait()
                 one = contestants[name]()
                 if index:
                     took[name].append(one)
@@ -81,12 +81,12 @@ def main() -> int:
     torch.set_num_threads(os.cpu_count() or 1)
     made = {}
     with command.scratch_folder(chosen.scratch / "cases") as scratch:
-        with idle_disk(scratch) as quiet:
+        with idle_disk(scratch) as disk:
             for name, case in CASES.items():
                 if chosen.only and not any(text in name for text in chosen.only):
                     continue
                 with command.scratch_folder(scratch / "case") as folder:
-                    took = run(case, folder, chosen.rounds, chosen.mib, quiet)
+                    took = run(case, folder, chosen.rounds, chosen.mib, disk)
                 made[name] = {"seconds": took, "goals": report(name, case, took)}
         fields = {"load": os.getloadavg()[0], "rounds": chosen.rounds, "mib": chosen.mib, "cases": made}
         print(f"written: {command.write_record(chosen.results, 'cases', scratch, fields).name}")

@@ -43,7 +43,7 @@ class Place:
 
     scratch: Path
     rounds: int
-    quiet: DiskIdleProbe
+    disk: DiskIdleProbe
 
 
 def measure(model: str, state: State, place: Place, results: Results) -> None:
@@ -67,7 +67,7 @@ def measure(model: str, state: State, place: Place, results: Results) -> None:
     for index in range(place.rounds + 1):
         for one in order([one for one in tools if one.saves], index):
             path = paths[one.name]
-            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size, place.quiet))
+            _once(f"save {model}", one, results, index, partial(_save, one, state, path, size, place.disk))
             # Each file goes before the next one comes: the disk need not hold them all.
             for other in order(readers[one.name], index):
                 there = small.get(path.name.removeprefix("state"), path)
@@ -111,9 +111,9 @@ def _once(row: str, one: Tool, results: Results, index: int, run: Any) -> None:
             results.add(row, one.name, sample)
 
 
-def _save(one: Tool, state: State, path: Path, size: int, quiet: DiskIdleProbe) -> Sample:
+def _save(one: Tool, state: State, path: Path, size: int, disk: DiskIdleProbe) -> Sample:
     _remove(path)
-    quiet.wait()
+    disk.wait()
     sample, _ = timed(lambda: one.save(state, path), size)
     return sample
 
@@ -181,8 +181,8 @@ def main() -> int:
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
     results = Results()
-    with hugepages.reserved(128 << 20), idle_disk(arguments.scratch) as quiet:
-        place = Place(arguments.scratch, arguments.rounds, quiet)
+    with hugepages.reserved(128 << 20), idle_disk(arguments.scratch) as disk:
+        place = Place(arguments.scratch, arguments.rounds, disk)
         for model in arguments.models.split(","):
             measure(model, MODELS[model](), place, results)
             show([line for line in summary(results) if str(line["row"]).endswith(model)])
@@ -190,7 +190,7 @@ def main() -> int:
         "rounds": arguments.rounds,
         "summary": summary(results),
         "samples": {
-            row: {name: [one.record() for one in samples] for name, samples in by_name.items()}
+            row: {name: [one.to_json() for one in samples] for name, samples in by_name.items()}
             for row, by_name in results.samples.items()
         },
         "left_out": results.left_out,

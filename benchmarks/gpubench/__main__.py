@@ -17,7 +17,7 @@ def main() -> int:
     """Run the requested rows. Exit status: 0 if every row passed or was left out, 1 if one failed."""
     parser = argparse.ArgumentParser(prog="gpubench", description=__doc__)
     every = ",".join(KEYS)
-    parser.add_argument("--rows", default=every, help=f"rows to run, with commas between (default: {every})")
+    parser.add_argument("--rows", default=every, help=f"rows to run, separated by commas (default: {every})")
     parser.add_argument("--mib", type=int, default=2048, help="size of tensor, weights and state (default: 2048)")
     parser.add_argument("--model-mib", type=int, help="size of the streamed model (default: 1024, at most --mib)")
     parser.add_argument("--rounds", type=int, default=5)

@@ -34,7 +34,7 @@ def _row(row: Row) -> dict[str, Any]:
         "title": row.title,
         "reference": row.reference,
         "lines": [asdict(line) for line in lines(row)],
-        "samples": {name: [one.record() for one in samples] for name, samples in row.samples.items()},
+        "samples": {name: [one.to_json() for one in samples] for name, samples in row.samples.items()},
         "settings": row.settings,
         "left_out": row.left_out,
         "notes": row.notes,

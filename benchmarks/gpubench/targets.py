@@ -83,11 +83,11 @@ def judge(rows: list[Row]) -> list[Verdict]:
     return verdicts
 
 
-def _beside(row: Row, one: str, other: str, wanted: float) -> Verdict:
+def _beside(row: Row, one: str, other: str, goal: float) -> Verdict:
     measured = ratio(row.samples.get(one), row.samples.get(other))
     why = "; ".join(f"{name}: {row.left_out[name]}" for name in (one, other) if name in row.left_out)
-    met = None if measured is None else measured >= wanted
-    return Verdict(f"{row.key}: {one} beside {other}", f">= {wanted}", measured, met, why)
+    met = None if measured is None else measured >= goal
+    return Verdict(f"{row.key}: {one} beside {other}", f">= {goal}", measured, met, why)
 
 
 def _cpu(row: Row, first: str) -> Verdict:

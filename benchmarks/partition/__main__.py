@@ -38,8 +38,10 @@ PARAMETER_BYTES = 2 + 3 * 4
 def main(arguments: list[str]) -> int:
     """Print the table. Exit status 1 if a share is uneven or too small."""
     parser = argparse.ArgumentParser(prog="python -m partition", description=(__doc__ or "").partition("\n\n")[0])
-    parser.add_argument("--models", default=",".join(model.name for model in MODELS), help="names, with commas")
-    parser.add_argument("--writers", default="8,64,1024", help="numbers, with commas")
+    parser.add_argument(
+        "--models", default=",".join(model.name for model in MODELS), help="names, separated by commas"
+    )
+    parser.add_argument("--writers", default="8,64,1024", help="numbers, separated by commas")
     parser.add_argument("--results", type=Path, help="the folder for a record as JSON")
     options = parser.parse_args(arguments)
     chosen = [model for model in MODELS if model.name in options.models.split(",")]

@@ -40,17 +40,17 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run(name: str, folder: Path, rounds: int, quiet: DiskIdleProbe) -> dict[str, list[float]]:
+def run(name: str, folder: Path, rounds: int, disk: DiskIdleProbe) -> dict[str, list[float]]:
     """Run a case: one round that does not count, then alternating ones. Returns the seconds."""
     case = CASES[name]
     took: dict[str, list[float]] = {"ours": [], "theirs": []}
     with case.prepare(folder) as contestants:
-        quiet.wait()
+        disk.wait()
         for index in range(rounds + 1):
             for who in order(list(took), index):
                 # A turn that wrote leaves the disk busy.
                 if case.writes:
-                    quiet.wait()
+                    disk.wait()
                 one = getattr(contestants, who)()
                 if index:
                     took[who].append(one)
@@ -77,10 +77,10 @@ def main() -> int:
         kind = record.kind_of_machine(described)
         before = {} if chosen.record else record.read(path, kind)
         fallen = []
-        with idle_disk(scratch) as quiet:
+        with idle_disk(scratch) as disk:
             for name in chosen_cases(chosen.only):
                 with command.scratch_folder(scratch / "case") as folder:
-                    rounds[name] = run(name, folder, chosen.rounds, quiet)
+                    rounds[name] = run(name, folder, chosen.rounds, disk)
                 now[name] = record.Ratios.of(rounds[name]["ours"], rounds[name]["theirs"])
                 line = f"{name:36} {now[name]!s:24}"
                 if (was := before.get(name)) is not None:

@@ -43,7 +43,7 @@ def kind_of_machine(environment: dict[str, Any]) -> str:
 
 
 def read(path: Path, kind: str) -> dict[str, Ratios]:
-    """Return the ratios of a kind of machine: none if there are none."""
+    """Return the ratios of a kind of machine, or an empty dict."""
     if not path.exists():
         return {}
     recorded = json.loads(path.read_text(encoding="utf-8")).get(kind, {"cases": {}})

@@ -88,7 +88,7 @@ def _rows(names: str) -> list[type[Row]]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="storagebench", description=__doc__)
-    parser.add_argument("--rows", default="all", help="all, large, small, calls, or row names, with commas between")
+    parser.add_argument("--rows", default="all", help="all, large, small, calls, or row names, separated by commas")
     parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default 7)")
     parser.add_argument("--mib", type=int, default=2048, help="size of the large tensor in MiB (default 2048)")
     parser.add_argument("--scratch", type=Path, default=Path("scratch"), help="folder on the disk to measure")

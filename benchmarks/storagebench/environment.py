@@ -71,10 +71,10 @@ def describe(folder: Path) -> dict[str, object]:
         "cpu_count": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "huge_pages": _chosen(Path("/sys/kernel/mm/transparent_hugepage/enabled")),
-        "memlock_limit": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        "memlock_limit_bytes": resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         "python": platform.python_version(),
         "disk": _disk(folder),
-        "cold_by": cache.drop_method(),
+        "cache_dropped_by": cache.drop_method(),
         "versions": _versions(),
     }
 

@@ -39,7 +39,7 @@ class Sample:
         """CPU seconds for each gigabyte (10^9) transferred."""
         return self.cpu_s / (self.bytes_moved / 1e9)
 
-    def record(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the sample as JSON-ready values."""
         values = asdict(self)
         extra = values.pop("extra")

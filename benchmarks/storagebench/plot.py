@@ -21,7 +21,7 @@ from storagebench import picture
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_COLOURS = {"deepnvme": "#1f6feb", "fio": "#57606a", "DeepSpeed": "#d29922", "orientation": "#c9d1d9"}
+_COLOURS = {"deepnvme": "#1f6feb", "fio": "#57606a", "DeepSpeed": "#d29922", "comparison": "#c9d1d9"}
 _METRICS = {"GB/s": "gb_per_s", "us": "median_us", "reads/s": "wall_s"}
 _COLUMNS = 2
 
@@ -75,7 +75,8 @@ def _panel(panel: Axes, row: dict[str, Any]) -> None:
         [line["name"] for line in lines],
         values,
         xerr=[below, above],
-        color=[_COLOURS[line["group"]] for line in lines],
+        # Older records have another name for the last group.
+        color=[_COLOURS.get(line["group"], _COLOURS["comparison"]) for line in lines],
         error_kw={"elinewidth": 0.8, "ecolor": "#24292f", "capsize": 2},
         height=0.72,
     )

@@ -50,7 +50,7 @@ def _row(result: RowResult) -> dict[str, object]:
     return {
         **asdict(summarise(result)),
         "settings": {one.name: one.settings() for one in result.complete() if one.settings()},
-        "samples": {name: [sample.record() for sample in samples] for name, samples in result.samples.items()},
+        "samples": {name: [sample.to_json() for sample in samples] for name, samples in result.samples.items()},
         "left_out": result.left_out,
         "failed": result.failed,
     }

@@ -31,7 +31,8 @@ class Registry:
     """The tools of each group of rows, their sweeps, and the missing tools."""
 
     tools: list[Tool] = field(default_factory=list)
-    only: dict[str, str] = field(default_factory=dict)
+    # The group of rows of each tool that has only one.
+    group_of_tool: dict[str, str] = field(default_factory=dict)
     sweeps: dict[str, dict[str, object]] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
 
@@ -39,13 +40,13 @@ class Registry:
         """Add a tool; `only` limits it to one group of rows."""
         self.tools.append(tool)
         if only:
-            self.only[tool.name] = only
+            self.group_of_tool[tool.name] = only
 
     def of(self, group: str) -> list[Tool]:
         """Return the tools for a group of rows."""
-        return [one for one in self.tools if self.only.get(one.name, group) == group]
+        return [one for one in self.tools if self.group_of_tool.get(one.name, group) == group]
 
-    def miss(self, name: str, reason: str) -> None:
+    def add_missing(self, name: str, reason: str) -> None:
         """Record a missing tool and the reason."""
         self.missing[name] = reason
         print(f"skipped: {name}: {reason}", file=sys.stderr)
@@ -62,8 +63,8 @@ def assemble(bench: Bench) -> Registry:
     _add_fio(registry, bench)
     chosen = _add_deepspeed(registry, bench)
     _add_deepnvme(registry, chosen)
-    for orientation in (PythonIo, NumpyIo, TorchIo):
-        registry.add(orientation())
+    for for_comparison in (PythonIo, NumpyIo, TorchIo):
+        registry.add(for_comparison())
     _add_kvikio(registry, bench)
     return registry
 
@@ -72,13 +73,13 @@ def _add_deepnvme(registry: Registry, chosen: aio_handle.Chosen) -> None:
     try:
         import deepnvme.deepspeed  # noqa: PLC0415
     except ImportError as error:
-        registry.miss("deepnvme", str(error))
+        registry.add_missing("deepnvme", str(error))
         return
     for backend in deepnvme_engine.BACKENDS:
         try:
             registry.add(deepnvme_engine.DeepnvmeEngine(backend))
         except OSError as error:
-            registry.miss(f"deepnvme {backend}", str(error))
+            registry.add_missing(f"deepnvme {backend}", str(error))
             continue
         registry.add(deepnvme_engine.DeepnvmeDescriptor(backend), only="calls")
         registry.add(deepnvme_engine.DeepnvmeOneLarge(backend), only="small")
@@ -90,7 +91,7 @@ def _add_deepnvme(registry: Registry, chosen: aio_handle.Chosen) -> None:
 
 def _add_fio(registry: Registry, bench: Bench) -> None:
     if fio.version() is None:
-        registry.miss("fio", "not installed (the system package fio)")
+        registry.add_missing("fio", "not installed (the system package fio)")
         return
     engines: tuple[fio.Engine, ...] = ("libaio", "io_uring", "io_uring-fixed")
     for engine in engines:
@@ -98,28 +99,30 @@ def _add_fio(registry: Registry, bench: Bench) -> None:
         try:
             sweeps = fio_job.sweep(engine, bench.settings, bench.scratch, bench.readable(".raw"))
         except fio.FioFailed as error:
-            registry.miss(f"fio {engine}", str(error))
+            registry.add_missing(f"fio {engine}", str(error))
             continue
         registry.add(fio_job.FioJob(engine, sweeps))
         if engine == "libaio":
             registry.add(fio_job.FioAsMuchMemory(sweeps), only="large")
-        registry.sweeps[f"fio {engine} read"] = sweeps.read.record()
-        registry.sweeps[f"fio {engine} write"] = sweeps.write.record()
+        registry.sweeps[f"fio {engine} read"] = sweeps.read.to_json()
+        registry.sweeps[f"fio {engine} write"] = sweeps.write.to_json()
 
 
 def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
-    usual = aio_handle.CANDIDATES[-2]
-    unswept = aio_handle.Chosen(usual, usual, usual, usual)
+    default = aio_handle.DEFAULT_SETTING
+    unswept = aio_handle.Chosen(default, default, default, default)
     if not memory.can_lock(bench.settings.large_bytes):
         # The handle aborts the process when mlock fails.
-        registry.miss("DeepSpeed", "RLIMIT_MEMLOCK is below the size of the large tensor; its handle would abort")
+        registry.add_missing(
+            "DeepSpeed", "RLIMIT_MEMLOCK is below the size of the large tensor; its handle would abort"
+        )
         return unswept
     try:
         from storagebench.tools import deepspeed_op  # noqa: PLC0415
 
         op = deepspeed_op.load()
     except Exception as error:  # noqa: BLE001 - a compiler's failure has many types
-        registry.miss("DeepSpeed", f"its op cannot be loaded: {error}")
+        registry.add_missing("DeepSpeed", f"its op cannot be loaded: {error}")
         return unswept
     _log("sweeping DeepSpeed's handle")
     chosen = _sweep_handle(registry, bench, op, unswept)
@@ -133,9 +136,9 @@ def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
 def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle.Chosen) -> aio_handle.Chosen:  # noqa: ANN401
     """Choose the handle's settings for large reads and writes, small tensors and single blocks."""
     settings = bench.settings
-    trier = aio_handle.AioHandle("sweep", "DeepSpeed", op, unswept, lock=True)
-    source, written = bench.readable(".raw"), bench.scratch / "sweep.raw"
-    tensor = trier.locked(bench.reference[: settings.sweep_bytes])
+    handle = aio_handle.AioHandle("sweep", "DeepSpeed", op, unswept, lock=True)
+    readable, written = bench.readable(".raw"), bench.scratch / "sweep.raw"
+    tensor = handle.locked(bench.source[: settings.sweep_bytes])
     if tensor is None:
         raise RuntimeError("DeepSpeed's handle gave no locked memory")
 
@@ -145,10 +148,10 @@ def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle
 
     small, single = blocks(_SMALL_BYTES, settings.small_count), blocks(PAGE_BYTES, settings.in_flight_count)
     works: dict[str, Callable[[aio_handle.HandleSetting], Action]] = {
-        "read": lambda setting: trier.read_with(setting, tensor, source),
-        "write": lambda setting: trier.write_with(setting, tensor, written),
-        "small": lambda setting: trier.reads_with(setting, *small, source),
-        "in_flight": lambda setting: trier.reads_with(setting, *single, source),
+        "read": lambda setting: handle.read_with(setting, tensor, readable),
+        "write": lambda setting: handle.write_with(setting, tensor, written),
+        "small": lambda setting: handle.reads_with(setting, *small, readable),
+        "in_flight": lambda setting: handle.reads_with(setting, *single, readable),
     }
     choices: dict[str, Choice[aio_handle.HandleSetting]] = {}
     for name, work in works.items():
@@ -159,10 +162,10 @@ def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle
             finalists=settings.finalists,
             final_trials=settings.final_trials,
         )
-        registry.sweeps[f"DeepSpeed {name}"] = choices[name].record()
+        registry.sweeps[f"DeepSpeed {name}"] = choices[name].to_json()
     written.unlink(missing_ok=True)
-    trier.free_locked(tensor)
-    trier.close()
+    handle.free_locked(tensor)
+    handle.close()
     return aio_handle.Chosen(**{name: choice.best for name, choice in choices.items()})
 
 
@@ -172,17 +175,17 @@ def _add_kvikio(registry: Registry, bench: Bench) -> None:
         tool = kvikio_io.KvikioIo(kvikio_io.THREADS[0])
         choice = _sweep_kvikio(tool, bench)
     except (ImportError, RuntimeError) as error:
-        registry.miss("kvikio", str(error))
+        registry.add_missing("kvikio", str(error))
         return
     tool.use(choice.best)
-    registry.sweeps["kvikio threads"] = choice.record()
+    registry.sweeps["kvikio threads"] = choice.to_json()
     registry.add(tool)
 
 
 def _sweep_kvikio(tool: kvikio_io.KvikioIo, bench: Bench) -> Choice[int]:
     """Choose the size of kvikio's pool by cold reads."""
     size, path = bench.settings.sweep_bytes, bench.readable(".raw")
-    target = data.fill(memory.pinned(size), bench.reference[:size])
+    target = data.fill(memory.pinned(size), bench.source[:size])
 
     def trial(threads: int) -> float:
         tool.use(threads)

@@ -14,9 +14,15 @@ GIB = 1 << 30
 MIB = 1 << 20
 PAGE_BYTES = 4096
 
-# The largest moment of a run holds the reference, a copy for each kind of memory, a baseline's own copies, and the
-# huge pages that are set aside for fio.
-_COPIES_IN_MEMORY = 6 + 2
+# Copies of the large tensor that a run holds at its peak.
+_COPIES_IN_MEMORY = (
+    1  # the source
+    + 1  # the tensor of the row
+    + 2  # in the locked memory of DeepSpeed's handle and of deepnvme's
+    + 1  # the tensor that a tool makes
+    + 1  # room to spare
+    + 2  # fio's huge pages: see `buffer_bytes_max`
+)
 # Raw, numpy and torch files to read, the file being written, and room to spare.
 _COPIES_ON_DISK = 6
 
@@ -82,7 +88,7 @@ def fitting_bytes(wanted: int, folder: Path) -> int:
     if rounded == 0:
         raise SystemExit(
             f"{folder}: {memory // MIB} MiB of memory and {disk // MIB} MiB of disk are free; "
-            f"free at least {64 * _COPIES_IN_MEMORY} MiB of each",
+            f"free at least {64 * _COPIES_IN_MEMORY} MiB of memory and {64 * _COPIES_ON_DISK} MiB of disk",
         )
     return rounded
 

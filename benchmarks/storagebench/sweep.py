@@ -19,7 +19,7 @@ class Choice(Generic[S]):
     best: S
     trials: list[tuple[S, list[float]]]
 
-    def record(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """Return the sweep as JSON-ready values."""
         return {
             "best": str(self.best),

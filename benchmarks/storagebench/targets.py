@@ -31,13 +31,13 @@ def judge(results: list[RowResult]) -> list[Verdict]:
     by_key = {result.row.key: result for result in results}
     summaries = {key: summarise(result) for key, result in by_key.items()}
     verdicts = []
-    for keys, wanted in ((_LARGE_ALIGNED, _ALIGNED_RATIO), (_LARGE_PLAIN, _PLAIN_RATIO)):
+    for keys, goal in ((_LARGE_ALIGNED, _ALIGNED_RATIO), (_LARGE_PLAIN, _PLAIN_RATIO)):
         for key in keys:
             line = _our_line(summaries.get(key))
             ratio = line.ratio_to_fio if line else None
-            verdicts.append(_at_least(f"{key}: speed against fio's best", ratio, wanted))
+            verdicts.append(_at_least(f"{key}: speed against fio's best", ratio, goal))
             beside = ratio_between(by_key[key], line.name, FioAsMuchMemory.NAME) if line else None
-            verdicts.append(_at_least(f"{key}: speed against fio from or to as much memory", beside, wanted))
+            verdicts.append(_at_least(f"{key}: speed against fio from or to as much memory", beside, goal))
     verdicts.extend(_cpu(key, summaries.get(key)) for key in _LARGE_ALIGNED)
     for key, summary in summaries.items():
         for who, line in (("", _our_line(summary)), (" through aio_handle", summary.line(_DROP_IN))):
@@ -52,8 +52,8 @@ def _our_line(summary: RowSummary | None) -> Line | None:
     return next((line for name in _OURS if (line := summary.line(name))), None)
 
 
-def _at_least(text: str, measured: float | None, wanted: float) -> Verdict:
-    return Verdict(text, f">= {wanted}", measured, None if measured is None else measured >= wanted)
+def _at_least(text: str, measured: float | None, goal: float) -> Verdict:
+    return Verdict(text, f">= {goal}", measured, None if measured is None else measured >= goal)
 
 
 def _ahead(key: str, ratio: float | None) -> Verdict:
@@ -66,8 +66,8 @@ def _cpu(key: str, summary: RowSummary | None) -> Verdict:
     ours, fio = _our_line(summary), summary.line(_CPU_BASELINE) if summary else None
     if ours is None or fio is None:
         return Verdict(text, "<= fio libaio's", None, None)
-    wanted = f"<= fio libaio's {fio.cpu_s_per_gb:.3f}"
-    return Verdict(text, wanted, ours.cpu_s_per_gb, ours.cpu_s_per_gb <= fio.cpu_s_per_gb)
+    goal = f"<= fio libaio's {fio.cpu_s_per_gb:.3f}"
+    return Verdict(text, goal, ours.cpu_s_per_gb, ours.cpu_s_per_gb <= fio.cpu_s_per_gb)
 
 
 def _small(small: RowResult | None, large: RowSummary | None) -> list[Verdict]:

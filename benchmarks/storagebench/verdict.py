@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """One target: the wanted value, the measured value, and whether it is met. None if not measured, and why."""
+    """One target: the goal, the measured value, and whether it is met. None if not measured, and why."""
 
     text: str
-    wanted: str
+    goal: str
     measured: float | None
     met: bool | None
     why: str = ""
@@ -18,5 +18,5 @@ class Verdict:
     def __str__(self) -> str:
         if self.measured is None:
             why = f": {self.why}" if self.why else ""
-            return f"not measured  {self.text} (wanted {self.wanted}){why}"
-        return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (wanted {self.wanted})"
+            return f"not measured  {self.text} (goal: {self.goal}){why}"
+        return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (goal: {self.goal})"

@@ -33,10 +33,10 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 class Meeting:
     """All tools, each in a process of its own, and the disk that they share."""
 
-    line: list[Tool]
+    tools: list[Tool]
     setting: Setting
     rounds: int
-    quiet: DiskIdleProbe
+    disk: DiskIdleProbe
     children: dict[str, Child] = field(default_factory=dict)
 
     def measure(self, row: Row) -> None:
@@ -45,7 +45,7 @@ class Meeting:
             # Each round has other prompts, and begins with the model in memory, with which all others are compared.
             job = replace(row.job, seed=row.job.seed + index)
             expected: list[int] = []
-            for one in [self.line[0], *order(self.line[1:], index)]:
+            for one in [self.tools[0], *order(self.tools[1:], index)]:
                 if one.name in row.left_out:
                     continue
                 try:
@@ -69,7 +69,7 @@ class Meeting:
         try:
             child.open()
             # Let the disk finish the work of earlier rows and of opening.
-            self.quiet.wait()
+            self.disk.wait()
             answer = child.generate(job)
         finally:
             if one.ends_with_turn:
@@ -113,16 +113,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="streambench", description=__doc__)
     parser.add_argument("--rows", default=",".join(_ROWS), help=f"some of {', '.join(_ROWS)} (default: all)")
     command.add_options(parser, rounds=5)
-    parser.add_argument("--mb", type=int, default=1200, help="of weights, about (10^6 bytes)")
-    parser.add_argument("--new-tokens", type=int, default=8, help="that each prompt gets")
+    parser.add_argument("--mb", type=int, default=1200, help="approximate size of the weights in MB (10^6 bytes)")
+    parser.add_argument("--new-tokens", type=int, default=8, help="number of new tokens per prompt")
     parser.add_argument(
         "--dtype",
         choices=_DTYPES,
         default=_DTYPES[0],
         help="dtype of the computation; the files have bfloat16",
     )
-    parser.add_argument("--without", default="", help="tools that take no part, with semicolons between")
-    parser.add_argument("--name", default="stream", help="of the record, behind its date")
+    parser.add_argument("--without", default="", help="tools to leave out, separated by semicolons")
+    parser.add_argument("--name", default="stream", help="name of the record, after its date")
     arguments = parser.parse_args()
     scratch = (arguments.scratch / "stream").absolute()
     made = _make_model(scratch / "model", arguments.mb * 1_000_000)
@@ -130,12 +130,12 @@ def main() -> int:
     # A quarter of the model's size in memory.
     setting = Setting(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
     rows: list[Row] = []
-    line = [one for one in all_tools() if one.name not in arguments.without.split(";")]
+    tools = [one for one in all_tools() if one.name not in arguments.without.split(";")]
     loads = [os.getloadavg()[0]]
-    with idle_disk(scratch) as quiet, closing(Meeting(line, setting, arguments.rounds, quiet)) as meeting:
+    with idle_disk(scratch) as disk, closing(Meeting(tools, setting, arguments.rounds, disk)) as meeting:
         for key in arguments.rows.split(","):
             job = Job(*_ROWS[key], arguments.new_tokens, _SEED)
-            rows.append(Row(key, job, {one.name: str(one.group) for one in line}))
+            rows.append(Row(key, job, {one.name: str(one.group) for one in tools}))
             meeting.measure(rows[-1])
             loads.append(os.getloadavg()[0])
             print(summary.table(rows[-1]), flush=True)
@@ -147,7 +147,7 @@ def main() -> int:
                 "rounds": arguments.rounds,
                 "took_no_part": [name for name in arguments.without.split(";") if name],
                 "load": loads,
-                "rows": [summary.record(row) for row in rows],
+                "rows": [summary.row_to_json(row) for row in rows],
             }
             path = command.write_record(arguments.results, arguments.name, scratch, fields)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -155,7 +155,7 @@ def main() -> int:
         for one in summary.verdicts(row):
             measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
             met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
-            print(f"{met:7} {one['row']:9} {one['text']}: {measured} (wanted {one['wanted']})")
+            print(f"{met:7} {one['row']:9} {one['text']}: {measured} (goal: {one['goal']})")
     print(f"written: {path.name}")
     return 0
 

@@ -112,15 +112,15 @@ def verdicts(row: Row) -> list[dict[str, Any]]:
     found = lines(row)
     mine = [line for line in found if line.name == OURS]
     if not mine:
-        return [{"row": row.key, "text": "deepnvme took no part", "wanted": "", "measured": None, "met": False}]
+        return [{"row": row.key, "text": "deepnvme took no part", "goal": "", "measured": None, "met": False}]
     judged = [_verdict(row, "share of the roofline", _ROOFLINE_SHARE, mine[0].of_roofline)]
     for line in found:
-        wanted = {"accelerate": _TIMES_ACCELERATE, "DeepSpeed": _TIMES_DEEPSPEED}.get(line.group)
-        if wanted is not None:
-            judged.append(_verdict(row, f"times the tokens/s of {line.name}", wanted, line.ours_beside))
+        goal = {"accelerate": _TIMES_ACCELERATE, "DeepSpeed": _TIMES_DEEPSPEED}.get(line.group)
+        if goal is not None:
+            judged.append(_verdict(row, f"times the tokens/s of {line.name}", goal, line.ours_beside))
             for packed in (one for one in found if one.group == "packed"):
                 text = f"{packed.name}: times the tokens/s of {line.name}"
-                judged.append(_verdict(row, text, wanted, _times(row, packed, line)))
+                judged.append(_verdict(row, text, goal, _times(row, packed, line)))
     return judged
 
 
@@ -129,12 +129,12 @@ def _times(row: Row, mine: Line, theirs: Line) -> float:
     return median(other.step_s / one.step_s for one, other in pairs)
 
 
-def _verdict(row: Row, text: str, wanted: float, measured: float | None) -> dict[str, Any]:
-    met = None if measured is None else measured >= wanted
-    return {"row": row.key, "text": text, "wanted": wanted, "measured": measured, "met": met}
+def _verdict(row: Row, text: str, goal: float, measured: float | None) -> dict[str, Any]:
+    met = None if measured is None else measured >= goal
+    return {"row": row.key, "text": text, "goal": goal, "measured": measured, "met": met}
 
 
-def record(row: Row) -> dict[str, Any]:
+def row_to_json(row: Row) -> dict[str, Any]:
     """Return a row as JSON-ready values."""
     return {
         "key": row.key,
@@ -143,7 +143,7 @@ def record(row: Row) -> dict[str, Any]:
         "lines": [asdict(line) for line in lines(row)],
         "verdicts": verdicts(row),
         "samples": {
-            name: [{**one.turn.record(), "roofline": one.roofline} for one in answers]
+            name: [{**one.turn.to_json(), "roofline": one.roofline} for one in answers]
             for name, answers in row.answers.items()
         },
         "settings": {name: answers[0].settings for name, answers in row.answers.items() if answers},

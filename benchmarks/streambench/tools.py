@@ -45,14 +45,14 @@ class Setting:
         return self.scratch / "offload"
 
 
-Group: TypeAlias = Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "orientation"]
+Group: TypeAlias = Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "comparison"]
 
 
 class Tool:
     """One way to have a model that generates."""
 
     name = ""
-    group: Group = "orientation"
+    group: Group = "comparison"
     #: The model's files are dropped from the page cache before each step: a larger model would not stay there, and
     #: deepnvme would find there what other tools have read.
     starts_cold = True
@@ -170,7 +170,7 @@ class Accelerate(Tool):
     def __init__(self, name: str, *, keeps_layers: bool, starts_cold: bool) -> None:
         self.name = name
         self.starts_cold = starts_cold
-        self.group = "accelerate" if starts_cold else "orientation"
+        self.group = "accelerate" if starts_cold else "comparison"
         self._keeps_layers = keeps_layers
 
     def open(self, setting: Setting) -> Any:

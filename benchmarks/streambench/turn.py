@@ -61,7 +61,7 @@ class Turn:
         """CPU seconds for each token."""
         return self.cpu_s / self.tokens
 
-    def record(self) -> dict[str, float]:
+    def to_json(self) -> dict[str, float]:
         """Return it as JSON-ready values."""
         derived = ("tokens_per_s", "decode_tokens_per_s", "cpu_s_per_token")
         return {**asdict(self), **{name: getattr(self, name) for name in derived}}

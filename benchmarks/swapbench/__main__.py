@@ -50,7 +50,7 @@ def arguments() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(prog="swapbench", description=__doc__)
     command.add_options(parser, rounds=5)
-    parser.add_argument("--mib", type=int, default=4096, help="of state")
+    parser.add_argument("--mib", type=int, default=4096, help="size of the state in MiB")
     parser.add_argument("--item-mib", type=int, default=64)
     parser.add_argument("--memory-mib", type=int, default=512)
     parser.add_argument("--prefetch-mib", type=int, default=None)
@@ -79,7 +79,7 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
     theirs: list[float] = []
     with (
         hugepages.reserved(HUGE_BYTES) as is_huge,
-        idle_disk(scratch) as quiet,
+        idle_disk(scratch) as disk,
         open_swapper(chosen, scratch) as swapper,
     ):
         keys = [str(index) for index in range(chosen.mib // chosen.item_mib)]
@@ -87,10 +87,10 @@ def alternate(chosen: argparse.Namespace, scratch: Path) -> dict[str, object]:
             swapper.put(key, state(chosen, key))
         swapper.flush()
         swapper.schedule(keys)
-        best, trials = best_of_fio(scratch / "mixed", nbytes, quiet, is_huge=is_huge)
+        best, trials = best_of_fio(scratch / "mixed", nbytes, disk, is_huge=is_huge)
         for index in range(chosen.rounds + 1):
             for turn in ("deepnvme", "fio") if index % 2 else ("fio", "deepnvme"):
-                quiet.wait()
+                disk.wait()
                 if turn == "fio":
                     theirs.append(speed := best.run(scratch / "mixed", nbytes))
                 else:

@@ -73,13 +73,13 @@ def lay_out(path: Path, nbytes: int) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def best_of_fio(path: Path, nbytes: int, quiet: DiskIdleProbe, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
+def best_of_fio(path: Path, nbytes: int, disk: DiskIdleProbe, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
     """Try some settings. Returns the best, and the speed of each."""
     lay_out(path, nbytes)
     speeds: dict[Mixed, float] = {}
     settings = [FioSetting(engine, _BLOCK_BYTES, depth, is_huge) for engine in ENGINES for depth in DEPTHS]
     for one in map(Mixed, settings):
-        quiet.wait()
+        disk.wait()
         speeds[one] = one.run(path, nbytes // 2)
         print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
     return max(speeds, key=lambda one: speeds[one]), {str(one): speed for one, speed in speeds.items()}

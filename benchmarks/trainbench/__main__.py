@@ -16,8 +16,9 @@ from trainbench import summary, tools
 from trainbench.offloaded import TOKENS, Size
 from trainbench.rounds import Bench, Row
 
-# Whether parameters are of bf16; entries of a batch, and whether blocks change in the backward pass.
+# Row: whether parameters are bf16.
 _STEPS = {"step-fp32": False, "step-bf16": True}
+# Row: batch entries, and whether parameters are updated in the backward pass.
 _OFFLOAD = {
     "offload-disk": (1, False),
     "offload-disk-in-backward": (1, True),
@@ -35,12 +36,12 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="trainbench", description=__doc__)
     parser.add_argument("--rows", help=f"some of {', '.join(_ROWS)} (default: all)")
     command.add_options(parser, rounds=5)
-    parser.add_argument("--elements", type=int, default=500_000_000, help="that an optimizer steps")
-    parser.add_argument("--steps", type=int, default=2, help="in a row, for each turn")
-    parser.add_argument("--width", type=int, default=1024, help="of the model whose parameters are on disk")
-    parser.add_argument("--blocks", type=int, default=24, help="of that model")
-    parser.add_argument("--without", default="", help="tools that take no part, with semicolons between")
-    parser.add_argument("--quick", action="store_true", help="does everything work? the speeds mean little")
+    parser.add_argument("--elements", type=int, default=500_000_000, help="number of parameters")
+    parser.add_argument("--steps", type=int, default=2, help="consecutive steps per turn")
+    parser.add_argument("--width", type=int, default=1024, help="width of the model whose parameters are on disk")
+    parser.add_argument("--blocks", type=int, default=24, help="number of its blocks")
+    parser.add_argument("--without", default="", help="tools to leave out, separated by semicolons")
+    parser.add_argument("--quick", action="store_true", help="a smoke test; speeds mean little")
     chosen = parser.parse_args()
     chosen.rows = chosen.rows or (_QUICK_ROWS if chosen.quick else ",".join(_ROWS))
     if chosen.quick:
@@ -55,15 +56,15 @@ def arguments() -> argparse.Namespace:
 def run(chosen: argparse.Namespace, scratch: Path) -> Path:
     """Measure all rows, and write the record after each."""
     size = Size(chosen.width, chosen.blocks)
-    line = {name: one for name, one in tools.ALL.items() if name not in chosen.without.split(";")}
+    contestants = {name: one for name, one in tools.ALL.items() if name not in chosen.without.split(";")}
     nbytes = max(8 * chosen.elements, size.parameter_bytes) // _MIB * _MIB
     rows: list[Row] = []
-    with hugepages.reserved(HUGE_BYTES) as is_huge, idle_disk(scratch) as quiet:
-        best, trials = best_of_fio(scratch / "mixed", nbytes, quiet, is_huge=is_huge)
-        with closing(Bench(scratch, quiet, best, chosen.rounds, chosen.steps, line, chosen.quick)) as bench:
+    with hugepages.reserved(HUGE_BYTES) as is_huge, idle_disk(scratch) as disk:
+        best, trials = best_of_fio(scratch / "mixed", nbytes, disk, is_huge=is_huge)
+        with closing(Bench(scratch, disk, best, chosen.rounds, chosen.steps, contestants, chosen.quick)) as bench:
             for key in chosen.rows.split(","):
                 if key in _STEPS:
-                    rows.append(bench.steps_row(key, chosen.elements, is_short=_STEPS[key]))
+                    rows.append(bench.steps_row(key, chosen.elements, is_16_bit=_STEPS[key]))
                 else:
                     batch, in_backward = _OFFLOAD[key]
                     rows.append(bench.offload_row(key, size, batch, in_backward=in_backward))
@@ -76,7 +77,7 @@ def run(chosen: argparse.Namespace, scratch: Path) -> Path:
                     "tokens": TOKENS,
                     "took_no_part": [name for name in chosen.without.split(";") if name],
                     "chosen": bench.chosen,
-                    "rows": [summary.record(row) for row in rows],
+                    "rows": [summary.row_to_json(row) for row in rows],
                 }
                 kind = "train-quick" if chosen.quick else "train"
                 path = command.write_record(chosen.results, kind, scratch, fields)
@@ -84,12 +85,12 @@ def run(chosen: argparse.Namespace, scratch: Path) -> Path:
         for one in summary.verdicts(row):
             measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
             met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
-            print(f"{met:7} {one['row']:16} {one['text']}: {measured} (wanted {one['wanted']})")
+            print(f"{met:7} {one['row']:16} {one['text']}: {measured} (goal: {one['goal']})")
     return path
 
 
 def main() -> int:
-    """Run what was asked for."""
+    """Parse the options, measure, and write the record, if fio is installed."""
     chosen = arguments()
     if shutil.which("fio") is None:
         print("skipped: fio is not installed, and there is nothing to compare with")

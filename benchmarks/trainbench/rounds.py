@@ -50,20 +50,20 @@ class Bench:
 
     Args:
         scratch: a folder.
-        quiet: waits for its disk.
+        disk: waits until the disk is idle.
         fio: the best setting.
         rounds: that count.
         steps: of each turn.
-        line: tools by name.
+        contestants: tools by name.
         is_quick: no settings are tried, and the disk is not waited for.
     """
 
     scratch: Path
-    quiet: DiskIdleProbe
+    disk: DiskIdleProbe
     fio: Mixed
     rounds: int
     steps: int
-    line: dict[str, type[Stepper]]
+    contestants: dict[str, type[Stepper]]
     is_quick: bool
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
@@ -79,27 +79,27 @@ class Bench:
         for child in self.children.values():
             child.close()
 
-    def steps_row(self, key: str, elements: int, *, is_short: bool) -> Row:
+    def steps_row(self, key: str, elements: int, *, is_16_bit: bool) -> Row:
         """Measure steps of an optimizer."""
-        setting = self._setting(elements, is_short=is_short)
+        setting = self._setting(elements, is_16_bit=is_16_bit)
         row = Row(key, {**asdict(setting), "state_bytes": setting.state_bytes})
-        for name in self.line:
+        for name in self.contestants:
             self._guarded(row, name, self._check)
             self._guarded(row, name, self._try)
         # fio's block is one MiB.
         moved = 2 * setting.state_bytes // _MIB * _MIB
         for index in range(self.rounds):
             row.loads.append(os.getloadavg()[0])
-            for name in order([*self.line, FIO], index):
+            for name in order([*self.contestants, FIO], index):
                 if name == FIO:
                     self._fio(row, moved)
                 else:
                     self._guarded(row, name, self._counted)
         return row
 
-    def _setting(self, elements: int, *, is_short: bool) -> Setting:
+    def _setting(self, elements: int, *, is_16_bit: bool) -> Setting:
         """Return the setting with 1 GiB of memory, or a third of the state if that is less."""
-        setting = Setting("", elements, 0, is_short)
+        setting = Setting("", elements, 0, is_16_bit)
         return replace(setting, memory=min(_GIB, setting.state_bytes // 3))
 
     def _guarded(self, row: Row, name: str, act: Any) -> None:
@@ -113,18 +113,18 @@ class Bench:
 
     def _check(self, row: Row, name: str) -> None:
         """Compare every element of a small set of parameters."""
-        setting = self._setting(_CHECKED_ELEMENTS, is_short=row.setting["is_short"])
+        setting = self._setting(_CHECKED_ELEMENTS, is_16_bit=row.setting["is_16_bit"])
         answer = self._turn(name, replace(setting, options={"sub_group": _CHECKED_GROUP}), is_timed=False)
         row.checks[name] = {key: answer[key] for key in ("is_equal", "difference", "probes")}
         tell(row, name, f"checked: {row.checks[name]}")
 
     def _try(self, row: Row, name: str) -> None:
         """Choose settings for the tools that have some."""
-        trials = self.line[name].trials
+        trials = self.contestants[name].trials
         if self.is_quick or not trials or name in self.chosen:
             return
         elements = min(_TRIED_ELEMENTS, row.setting["elements"])
-        setting = self._setting(elements, is_short=row.setting["is_short"])
+        setting = self._setting(elements, is_16_bit=row.setting["is_16_bit"])
         tried = row.trials[name] = []
         for options in trials:
             answer = self._turn(name, replace(setting, options=options))
@@ -133,7 +133,7 @@ class Bench:
         self.chosen[name] = min(tried, key=lambda one: float(one["step_s"]))["options"]
 
     def _counted(self, row: Row, name: str) -> None:
-        setting = self._setting(row.setting["elements"], is_short=row.setting["is_short"])
+        setting = self._setting(row.setting["elements"], is_16_bit=row.setting["is_16_bit"])
         answer = self._turn(name, replace(setting, options=self.chosen.get(name, {})))
         row.answers.setdefault(name, []).append(answer)
         moved = (answer["read_bytes"] + answer["write_bytes"]) / answer["steps"]
@@ -167,7 +167,7 @@ class Bench:
 
     def _wait(self) -> None:
         if not self.is_quick:
-            self.quiet.wait()
+            self.disk.wait()
 
     def _log(self, name: str) -> Path:
         return self.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"

@@ -20,7 +20,7 @@ class Setting:
     elements: int
     memory: int
     """Bytes of state that may be in memory."""
-    is_short: bool = False
+    is_16_bit: bool = False
     """Parameters are of bf16, and their fp32 master weights are state, too."""
     options: dict[str, int] = field(default_factory=dict)
     """The options that trials have found."""
@@ -28,12 +28,12 @@ class Setting:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the parameters."""
-        return torch.bfloat16 if self.is_short else torch.float32
+        return torch.bfloat16 if self.is_16_bit else torch.float32
 
     @property
     def state_bytes(self) -> int:
         """Bytes of two moments, and of master weights where there are any."""
-        return self.elements * (12 if self.is_short else 8)
+        return self.elements * (12 if self.is_16_bit else 8)
 
 
 class Stepper:

@@ -114,28 +114,26 @@ def verdicts(row: Row) -> list[dict[str, Any]]:
         for name in (OURS, f"{OURS}, fused")
         if name in found
     ]
-    for name, wanted in _BASELINES.items():
+    for name, goal in _BASELINES.items():
         there = found.get(name)
         judged.append(
-            _verdict(row, f"times as fast as {name}", wanted, there.ours_beside if there is not None else None)
+            _verdict(row, f"times as fast as {name}", goal, there.ours_beside if there is not None else None)
         )
     return judged
 
 
-def _verdict(
-    row: Row, text: str, wanted: float, measured: float | None, *, is_most: bool = False
-) -> dict[str, Any]:
-    met = None if measured is None else measured <= wanted if is_most else measured >= wanted
+def _verdict(row: Row, text: str, goal: float, measured: float | None, *, is_most: bool = False) -> dict[str, Any]:
+    met = None if measured is None else measured <= goal if is_most else measured >= goal
     return {
         "row": row.key,
         "text": text,
-        "wanted": f"{'at most' if is_most else 'at least'} {wanted:.2f}",
+        "goal": f"{'at most' if is_most else 'at least'} {goal:.2f}",
         "measured": measured,
         "met": met,
     }
 
 
-def record(row: Row) -> dict[str, Any]:
+def row_to_json(row: Row) -> dict[str, Any]:
     """Return a row as JSON-ready values."""
     is_offload = row.key.startswith("offload")
     setting = {key: value for key, value in row.setting.items() if key not in {"folder", "options"}}

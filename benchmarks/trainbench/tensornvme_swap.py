@@ -31,7 +31,7 @@ class TensorNvme(Plain):
 
     def open(self) -> None:
         """See the base."""
-        if self.setting.is_short:
+        if self.setting.is_16_bit:
             raise NotOffered("it has tensors of one type on disk, and no master weights")
         try:
             package = tensornvme_op.load()

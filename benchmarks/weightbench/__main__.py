@@ -133,7 +133,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
     model.write(scratch / "small", SMALL_LAYERS, arguments.shard_mb * 1_000_000)
     nbytes = model.write(scratch / "model", arguments.layers, arguments.shard_mb * 1_000_000)
     loads = [os.getloadavg()[0]]
-    with hugepages.reserved(128 << 20), idle_disk(scratch) as quiet:
+    with hugepages.reserved(128 << 20), idle_disk(scratch) as disk:
         limit = None
         if fio.version() is not None and hugepages.free_bytes() >= 128 << 20:
             limit = DiskLimit(scratch / "limit.raw", nbytes, huge=True)
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
         for index in range(arguments.rounds + 1):
             for name in order([_FIO, _FIO_64, *EVERYBODY], index):
                 if name not in meeting.left_out:
-                    quiet.wait()
+                    disk.wait()
                     meeting.turn(name, is_counted=index > 0)
             loads.append(os.getloadavg()[0])
     fields = {
@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
         "rounds": arguments.rounds,
         "load": loads,
         "summary": summary(meeting.samples),
-        "samples": {name: [one.record() for one in taken] for name, taken in meeting.samples.items()},
+        "samples": {name: [one.to_json() for one in taken] for name, taken in meeting.samples.items()},
         "left_out": meeting.left_out,
     }
     show(summary(meeting.samples))
@@ -162,8 +162,12 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
 def main() -> int:
     """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="weightbench", description=__doc__)
-    parser.add_argument("--layers", type=int, default=22, help="of 88 MB each, besides two ends of 131 MB")
-    parser.add_argument("--shard-mb", type=int, default=500, help="of each file, about (10^6 bytes)")
+    parser.add_argument(
+        "--layers", type=int, default=22, help="number of layers of 88 MB, besides two ends of 131 MB"
+    )
+    parser.add_argument(
+        "--shard-mb", type=int, default=500, help="approximate size of each file in MB (10^6 bytes)"
+    )
     command.add_options(parser, rounds=5)
     arguments = parser.parse_args()
     return command.run_in_scratch(arguments.scratch / "weights", lambda scratch: run(arguments, scratch))

@@ -62,14 +62,14 @@ def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, fl
     """
     steps: dict[str, list[dict[str, float]]] = {op: [] for op in OPS}
     children: dict[str, Child] = {}
-    with idle_disk(scratch) as quiet:
+    with idle_disk(scratch) as disk:
         try:
             for op in OPS:
                 children[op] = Child(op, row, scratch)
             for index in range(rounds + _UNCOUNTED):
                 losses = set()
                 for op in order(OPS, index):
-                    quiet.wait()
+                    disk.wait()
                     answer = children[op].step()
                     losses.add(answer["loss"])
                     if index >= _UNCOUNTED:

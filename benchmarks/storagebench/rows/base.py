@@ -27,17 +27,17 @@ class Bench:
 
     settings: Settings
     scratch: Path
-    reference: torch.Tensor = field(init=False)
+    source: torch.Tensor = field(init=False)
     _files: dict[Ending, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.reference = data.random_tensor(self.settings.large_bytes)
+        self.source = data.random_tensor(self.settings.large_bytes)
 
     def readable(self, ending: Ending) -> Path:
-        """Return the file that holds `reference` in this format, writing it when it is first asked for."""
+        """Return the file that holds `source` in this format, writing it when it is first asked for."""
         if ending not in self._files:
             path = self.scratch / f"read{ending}"
-            save(self.reference, path, ending)
+            save(self.source, path, ending)
             self._files[ending] = path
         return self._files[ending]
 

@@ -30,7 +30,7 @@ class _Blocks(Row):
         return [int(page) * PAGE_BYTES for page in pages]
 
     def _check(self, name: str, got: torch.Tensor, offset: int) -> None:
-        if not torch.equal(got, self.bench.reference[offset : offset + PAGE_BYTES]):
+        if not torch.equal(got, self.bench.source[offset : offset + PAGE_BYTES]):
             raise data.Mismatch(f"{name}: wrong bytes from offset {offset}")
 
 
@@ -43,7 +43,7 @@ class SmallCall(_Blocks):
 
     def prepare(self) -> None:
         """See the base."""
-        self._target = data.fill(memory.pinned(PAGE_BYTES), self.bench.reference[:PAGE_BYTES])
+        self._target = data.fill(memory.pinned(PAGE_BYTES), self.bench.source[:PAGE_BYTES])
 
     def close(self) -> None:
         """See the base."""
@@ -111,7 +111,7 @@ class InFlight(_Blocks):
         """See the base."""
         self._memory = data.fill(
             memory.pinned(self.bench.settings.in_flight_count * PAGE_BYTES),
-            self.bench.reference[: self.bench.settings.in_flight_count * PAGE_BYTES],
+            self.bench.source[: self.bench.settings.in_flight_count * PAGE_BYTES],
         )
         self._locked = LockedCopies()
 

@@ -31,7 +31,7 @@ class _Large(Row):
     def prepare(self) -> None:
         """See the base."""
         allocate = memory.pinned if self.is_pinned else memory.plain
-        self._tensor = data.fill(allocate(self.bench.settings.large_bytes), self.bench.reference)
+        self._tensor = data.fill(allocate(self.bench.settings.large_bytes), self.bench.source)
 
     def close(self) -> None:
         """See the base."""
@@ -56,7 +56,7 @@ class _LargeWrite(_Large):
         """See the base."""
         super().prepare()
         if self.over_existing:
-            save(self.bench.reference, self._path(), ".raw")
+            save(self.bench.source, self._path(), ".raw")
 
     def close(self) -> None:
         """See the base."""
@@ -93,7 +93,7 @@ class _LargeRead(_Large):
         cache.make_cold(path)
         sample, _ = timed(action, target.numel())
         if tool.group != "fio":
-            data.check_memory(tool.name, target, self.bench.reference, every_byte=every_byte)
+            data.check_memory(tool.name, target, self.bench.source, every_byte=every_byte)
         return sample
 
 
@@ -156,5 +156,5 @@ class ReadFresh(Row):
         cache.make_cold(path)
         sample, loaded = timed(action, size)
         if isinstance(loaded, torch.Tensor):
-            data.check_memory(tool.name, loaded, self.bench.reference, every_byte=every_byte)
+            data.check_memory(tool.name, loaded, self.bench.source, every_byte=every_byte)
         return sample

@@ -44,6 +44,8 @@ class HandleSetting:
 
 
 CANDIDATES = [HandleSetting(depth, parallelism) for depth in (32, 128) for parallelism in (1, 2)]
+# Used where no sweep has found the best one.
+DEFAULT_SETTING = HandleSetting(128, 1)
 
 
 @dataclass

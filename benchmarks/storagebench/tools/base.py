@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from storagebench.measure import Action
 
-Group = Literal["deepnvme", "fio", "DeepSpeed", "orientation"]
+Group = Literal["deepnvme", "fio", "DeepSpeed", "comparison"]
 Ending = Literal[".raw", ".npy", ".pt"]
 
 

@@ -29,7 +29,7 @@ class KvikioIo(Tool):
     """
 
     def __init__(self, threads: int) -> None:
-        super().__init__("kvikio", "orientation")
+        super().__init__("kvikio", "comparison")
         os.environ.setdefault("KVIKIO_COMPAT_MODE", "ON")
         _find_driver()
         import kvikio  # noqa: PLC0415

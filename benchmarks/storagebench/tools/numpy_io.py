@@ -23,7 +23,7 @@ class NumpyIo(Tool):
     ending: Ending = ".npy"
 
     def __init__(self) -> None:
-        super().__init__("numpy", "orientation")
+        super().__init__("numpy", "comparison")
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""

@@ -25,7 +25,7 @@ class PythonIo(Tool):
     """The interpreter's own files: buffered, one thread."""
 
     def __init__(self) -> None:
-        super().__init__("python", "orientation")
+        super().__init__("python", "comparison")
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base; the old file is gone already, so ``wb`` creates it."""

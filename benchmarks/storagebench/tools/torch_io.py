@@ -21,7 +21,7 @@ class TorchIo(Tool):
     ending: Ending = ".pt"
 
     def __init__(self) -> None:
-        super().__init__("torch", "orientation")
+        super().__init__("torch", "comparison")
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """See the base."""
