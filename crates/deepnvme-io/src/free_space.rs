@@ -11,12 +11,22 @@ pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let space = rustix::fs::statvfs(path).or_else(|_| rustix::fs::statvfs(folder)).ok()?;
-    Some(space.f_bavail.saturating_mul(space.f_frsize))
+    Some(available(space.f_bavail, space.f_blocks).saturating_mul(space.f_frsize))
+}
+
+/// Returns the free blocks. Some file systems subtract their reserve from fewer blocks, and wrap around.
+fn available(free_blocks: u64, blocks: u64) -> u64 {
+    if free_blocks > blocks { 0 } else { free_blocks }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_reserve_larger_than_the_free_space_leaves_nothing() {
+        assert_eq!((available(7, 9), available(u64::MAX - 3, 9)), (7, 0));
+    }
 
     #[test]
     fn a_name_in_the_current_folder_and_a_missing_folder() {

@@ -328,19 +328,16 @@ impl Part {
         if stat.bytes == bytes {
             return Ok(());
         }
-        match fs::allocate(self.any().as_fd(), 0, bytes) {
+        let missing_bytes = bytes - stat.bytes;
+        // Only what is missing: XFS asks for free space for the whole range, even for blocks that the file has.
+        match fs::allocate(self.any().as_fd(), stat.bytes, missing_bytes) {
             Ok(()) => Ok(()),
             // Some file systems cannot allocate. Writes then extend the file.
             Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
             Err(errno) => {
                 // Undo the partial allocation.
                 let _ = fs::truncate(self.any().as_fd(), stat.bytes);
-                let error = fail("allocate", errno).needing(bytes);
-                if stat.bytes == 0 || error.kind() != ErrorKind::NoSpace {
-                    return Err(error);
-                }
-                let detail = format!("the file has {} of them; {}", stat.bytes, error.detail());
-                Err(error.because(detail))
+                Err(fail("allocate", errno).needing(missing_bytes))
             }
         }
     }
