@@ -13,7 +13,7 @@ from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tens
 from deepnvme._checkpoint.source_files import retry_if_replaced
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
-from deepnvme._utils.tensors import require_torch
+from deepnvme._utils.tensors import copy_exactly, require_torch
 from deepnvme.errors import ChangedFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ class _ChunkRead:
         for entry in self.chunk.tensors:
             tensor = buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape)
             if tensor.nbytes < self.chunk.nbytes * _COPY_BELOW_FRACTION:
-                tensor = tensor.clone()
+                tensor = copy_exactly(torch.empty_like(tensor), tensor)
             yield entry.name, tensor
             del tensor
 

@@ -23,7 +23,8 @@ from deepnvme._checkpoint.tensor_names import (
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.public import warn_caller
-from deepnvme._utils.tensors import cast_refusal, engine_reaches, without_gradients
+from deepnvme._utils.state_copies import find_copy
+from deepnvme._utils.tensors import cast_refusal, copy_exactly, engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
@@ -42,6 +43,10 @@ _NAMED_MAX = 5
 def fill(request: LoadRequest, into: Any, cast: bool) -> Any:
     """Fill each tensor of ``into`` with the tensor of its name."""
     targets = _targets(request, into)
+    if found := find_copy(targets):
+        name, remedy = found
+        msg = f"{request.name}: {name} of into is a copy, and filling it would load nothing"
+        raise InvalidArgumentError(f"{msg}; load without into, then call {remedy}")
     # Most states are flat dicts of tensors.
     is_flat = bool(into) and isinstance(into, Mapping) and targets.keys() == into.keys()
     empty = [] if is_flat else empty_containers(into)
@@ -228,6 +233,8 @@ def _check_kind(what: str, target: torch.Tensor) -> None:
         kind, remedy = "is on the meta device", "give it memory first, with module.to_empty(device=...)"
     elif target.layout is not torch.strided or target.is_nested:
         kind, remedy = "is not a dense tensor", "load the file without into, and assign the tensor"
+    elif target.numel() and not target.data_ptr():
+        kind, remedy = "has no memory (the weights of a streamed model have none)", "load the file without into"
     elif target.is_quantized:
         kind, remedy = "is quantised", "load the file without into, and assign the tensor"
     elif target.numel() and 0 in {
@@ -328,4 +335,4 @@ def _read_group(
 
 def _copy(_what: str, target: torch.Tensor, source: torch.Tensor) -> None:
     with relaxed_capture_for(target.device):
-        without_gradients(target.copy_, source)
+        without_gradients(copy_exactly, target, source)

@@ -8,6 +8,7 @@ import torch
 
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.tensors import copy_exactly
 from deepnvme.errors import InvalidArgumentError
 
 
@@ -49,7 +50,7 @@ def compare(what: str, target: torch.Tensor, source: torch.Tensor) -> None:
     """
     target = target.detach()
     with relaxed_capture_for(target.device):
-        expected, found = torch.empty_like(target, device="cpu").copy_(source), target.cpu()
+        expected, found = copy_exactly(torch.empty_like(target, device="cpu"), source), target.cpu()
     first, second = (
         tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8) for tensor in (found, expected)
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from deepnvme._offload.hooks import add_hook
+from deepnvme._utils.state_copies import mark_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -106,6 +107,7 @@ class _Copies:
                     (id(state), id(member.parameter), version): member.parameter.detach().clone()
                     for member in group.members
                 }
+            mark_copies(self._spare.values(), "offloading.load_state_dict(state)")
         if copy is None:
             copy = self._given[key] = self._spare.pop(key)
         return copy

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from deepnvme._offload.residence import Residence
 
 _SUPPORTS_SCALING = "_step_supports_amp_scaling"
+# Attribute of a `step` that a learning-rate scheduler has wrapped.
+_WRAPPED_BY_SCHEDULER = "_wrapped_by_lr_sched"
 
 
 def _remove_all(hooks: dict[int, Any]) -> None:
@@ -110,8 +112,16 @@ class OptimizerStepper:
 
     def _replace_step(self, optimizer: torch.optim.Optimizer) -> None:
 
-        def step(_own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        is_of_scheduler = hasattr(optimizer.step, _WRAPPED_BY_SCHEDULER)
+
+        def step(own: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if is_of_scheduler:
+                own._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
             return self._step(closure)
+
+        if is_of_scheduler:
+            # A scheduler that was made before has wrapped `step`. It warns if the mark of that is gone.
+            setattr(step, _WRAPPED_BY_SCHEDULER, True)
 
         # Learning-rate schedulers require a method.
         self._step_method = types.MethodType(step, optimizer)

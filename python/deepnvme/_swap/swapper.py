@@ -18,7 +18,7 @@ from deepnvme._utils.arguments import check_engine, check_flag, parse_bytes, sho
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import checked_dtype, without_gradients
+from deepnvme._utils.tensors import checked_dtype, contiguous_exactly, copy_exactly, without_gradients
 from deepnvme.errors import OutOfMemoryError
 
 _FD_MAX = (1 << 31) - 1
@@ -135,7 +135,7 @@ class Swapper:
         source = tensor.detach()
         with self.create(key, source.shape, source.dtype) as held, relaxed_capture_for(source.device):
             try:
-                held.copy_(source)
+                copy_exactly(held, source)
             except NotImplementedError:
                 # torch does not copy types with few bits.
                 held.view(torch.uint8).copy_(source.view(torch.uint8))
@@ -281,13 +281,13 @@ class Swapper:
             with relaxed_capture_for(out.device):
                 part = transfer_part(self._memory, held, key, offset, out)
                 if part is not None:
-                    without_gradients(out.copy_, part)
+                    without_gradients(copy_exactly, out, part)
                 elif out.is_contiguous():
                     held.read_at(offset, out.detach())
                 else:
                     dense = torch.empty_like(out, memory_format=torch.contiguous_format)
                     held.read_at(offset, dense)
-                    without_gradients(out.copy_, dense)
+                    without_gradients(copy_exactly, out, dense)
         finally:
             held.release()
         return out
@@ -313,7 +313,7 @@ class Swapper:
             with relaxed_capture_for(source.device):
                 part = transfer_part(self._memory, held, key, offset, source, is_written=True)
                 if part is None:
-                    held.write_at(offset, source.contiguous().resolve_conj().resolve_neg())
+                    held.write_at(offset, contiguous_exactly(source).resolve_conj().resolve_neg())
         finally:
             held.release()
 

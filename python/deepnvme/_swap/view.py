@@ -11,7 +11,7 @@ import torch
 from deepnvme._deepnvme import _BorrowScope
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import storage_shortage
+from deepnvme._utils.tensors import contiguous_exactly, copy_exactly, storage_shortage
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Borrowed(_BorrowScope):
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    return contiguous_exactly(tensor).resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def check_tensor(tensor: object) -> None:
@@ -164,7 +164,7 @@ def transfer_part(
     part, other = memory[start : start + other.nbytes], other.detach()
     if start % other.dtype.itemsize == 0:
         part = part.view(other.dtype).view(other.shape)
-        return part.copy_(other) if is_written else part
+        return copy_exactly(part, other) if is_written else part
     if is_written:
         return part.copy_(_bytes(other.to("cpu")))
     return part.clone().view(other.dtype).view(other.shape)

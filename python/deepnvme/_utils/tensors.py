@@ -367,6 +367,23 @@ def without_memory(
     return made if refuse_access(made, message) else None
 
 
+def copy_exactly(target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Copy into a tensor, and return it. Of bools, copy the bytes: ``copy_`` turns those other than 0 and 1 into 1."""
+    import torch  # noqa: PLC0415
+
+    if source.dtype == target.dtype == torch.bool:
+        target.view(torch.uint8).copy_(source.view(torch.uint8))
+        return target
+    return target.copy_(source)
+
+
+def contiguous_exactly(tensor: torch.Tensor) -> torch.Tensor:
+    """Make a tensor contiguous. Of bools, return the bytes: ``contiguous`` turns those other than 0 and 1 into 1."""
+    import torch  # noqa: PLC0415
+
+    return (tensor.view(torch.uint8) if tensor.dtype == torch.bool else tensor).contiguous()
+
+
 def refuse_access(tensor: torch.Tensor, message: str) -> bool:
     """Take the memory from a tensor, and make every access to it raise a ``RuntimeError``.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._utils.arguments import path_of
+from deepnvme._utils.state_copies import mark_copies
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim import _save_load
 from deepnvme.optim._optimizer import SIXTEEN_BIT_FLOATS
@@ -41,6 +42,7 @@ class KernelOptimizer(SteppingOptimizer):
         for index, param in zip(saved, ours, strict=True):
             gathered = self._store.read(param)
             if gathered:
+                mark_copies(gathered.values(), "optimizer.load_state_dict(state)")
                 packed["state"][index] = {**without_scales(packed["state"].get(index, {})), **gathered}
         return packed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -254,3 +255,23 @@ def test_the_order_is_learnt(twins: Twins) -> None:
     before = list(residence._order)
     train(twin, optimizer, 2)
     assert residence._order == before
+
+
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_a_scheduler_from_before_the_attachment_does_not_warn(tmp_path: Path, in_backward: bool) -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    offloading = deepnvme.offload_parameters(model, memory="64KB", swap_dir=tmp_path)
+    try:
+        offloading.attach(optimizer, in_backward=in_backward)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for _ in range(3):
+                model(torch.randn(4, 32)).sum().backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+        assert optimizer.param_groups[0]["lr"] == 0.5**4
+    finally:
+        offloading.close()

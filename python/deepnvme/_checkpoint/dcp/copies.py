@@ -10,6 +10,7 @@ import torch
 from deepnvme._checkpoint.dcp.pieces import pieces
 from deepnvme._checkpoint.shared_targets import compare
 from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.tensors import copy_exactly
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ class ItemCopy:
             compare(f"{self.shard.path}: {self.name}", target, source)
             return
         with relaxed_capture_for(target.device):
-            target.copy_(source)
+            copy_exactly(target, source)
 
 
 def groups_of(copies: list[ItemCopy]) -> Iterator[list[tuple[ItemCopy, Piece]]]:

@@ -14,9 +14,11 @@ from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.plain_values import empty_containers
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.tensor_names import refuse_lost
+from deepnvme._checkpoint.tensor_names import named_tensors, refuse_lost
 from deepnvme._deepnvme import _crc64, _NewFolder
+from deepnvme._utils.public import warn_caller
 from deepnvme._utils.signal_safe_event import SignalSafeEvent
+from deepnvme._utils.state_copies import find_copy
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
@@ -169,6 +171,9 @@ def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, A
 
     with group.leave_on_error():
         group.run_on_all(fill)
+    if copied := find_copy(dict(named_tensors(into))):
+        name, remedy = copied
+        warn_caller(f"{found.path}: {name} of into is a copy; call {remedy} with it to load it")
     return into
 
 

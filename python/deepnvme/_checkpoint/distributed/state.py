@@ -18,6 +18,7 @@ import torch
 from deepnvme._checkpoint.pickler import pickle_with_storages
 from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, plan_archive, plan_safetensors
 from deepnvme._checkpoint.tensor_names import named_tensors
+from deepnvme._utils.tensors import contiguous_exactly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -84,7 +85,7 @@ class SerialisedState:
             nbytes = tensor.nbytes
             if not 0 < nbytes < _SMALL_BYTES:
                 return None
-            held = tensor.resolve_conj().resolve_neg().contiguous().cpu()
+            held = contiguous_exactly(tensor.resolve_conj().resolve_neg()).cpu()
         return ctypes.string_at(held.data_ptr(), nbytes)
 
     def plan(self, path: Path, options: SaveOptions) -> _SavePlan:
