@@ -122,27 +122,35 @@ class Checkpointer:
         layout: Literal["file", "parts"] = "file",
         writers_per_node: int | None = None,
     ) -> None:
-        if format not in ("pt", "safetensors"):
-            msg = f"format is {format!r}; it must be 'pt' or 'safetensors'"
-            raise InvalidArgumentError(msg)
-        if layout not in ("file", "parts"):
-            msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
-            raise InvalidArgumentError(msg)
-        keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
-        memory = None if memory is None else parse_bytes(memory)
-        if writers_per_node is not None:
-            writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
-        options = SaveOptions(engine, durability, checksums)
-        progress_callback(progress, "saving", folder)
+        memory_nbytes: int | None = None
+
+        def check() -> None:
+            nonlocal keep, memory_nbytes, writers_per_node
+            if format not in ("pt", "safetensors"):
+                msg = f"format is {format!r}; it must be 'pt' or 'safetensors'"
+                raise InvalidArgumentError(msg)
+            if layout not in ("file", "parts"):
+                msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
+                raise InvalidArgumentError(msg)
+            keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
+            memory_nbytes = None if memory is None else parse_bytes(memory)
+            if writers_per_node is not None:
+                writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
+            self._schedule = SaveSchedule(every)
+            self._starting_options = SaveOptions(engine, durability, checksums)
+            progress_callback(progress, "saving", folder)
+            # The process may change its working directory before the next save.
+            self.folder = absolute_path_of(folder)
+
         require_torch("Checkpointer")
-        # The process may change its working directory before the next save.
-        self.folder = absolute_path_of(folder)
         self._process = os.getpid()
         self._save_lock = threading.RLock()
         self._nested_saves = 0
         self._has_saved = False
-        self._schedule = SaveSchedule(every)
+        # First of all: an argument that one rank refuses is an error of all.
         self._group = RankGroup(process_group)
+        self._group.run_on_all(check)
+        options = self._starting_options
         # A group of its own: the training thread uses it while a background save uses the other.
         self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
@@ -150,7 +158,7 @@ class Checkpointer:
         self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
         self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
         writers = choose_writers(self._group, layout, writers_per_node)
-        self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory)
+        self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory_nbytes)
         self._engine = engine
         self._durability = durability
         self._is_async = async_
@@ -204,9 +212,10 @@ class Checkpointer:
             TypeError, ValueError: the format cannot store the state; the message names the key.
         """
         self._check_process(is_to_save=True)
-        if isinstance(step, Mapping):
-            raise TypeError("step is a dict; the step comes first: save(step, state)")
-        step = whole(step, "step")
+        with self._group.leave_on_error():
+            if isinstance(step, Mapping):
+                raise TypeError("step is a dict; the step comes first: save(step, state)")
+            step = whole(step, "step")
         with self._save_lock:
             if self._nested_saves and not self._group.is_single:
                 msg = "a signal handler cannot save while this process saves together with others; save after that"
@@ -231,7 +240,8 @@ class Checkpointer:
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
         if self._timer_group is not None:
-            is_due = self._timer_group.broadcast(is_due)
+            with self._timer_group.leave_on_error():
+                is_due = self._timer_group.broadcast(is_due)
         if not (is_due or force):
             return False
         self._has_saved = True
@@ -324,7 +334,13 @@ class Checkpointer:
         self._history.refresh_if_unlocked()
         for _ in range(_TRIES_MAX):
             before = self._history.entries
-            found = self._history.find(step)
+            try:
+                found = self._history.find(step)
+            except Exception as error:
+                if any(entry.is_sharded for entry in before):
+                    # Other ranks may have found theirs, and wait.
+                    self._group.leave_unless_shared(error)
+                raise
             try:
                 return use(found)
             except FileNotFoundError:
@@ -336,19 +352,12 @@ class Checkpointer:
         return use(self._history.find(step))
 
     def _restore(self, found: Checkpoint, options: dict[str, Any]) -> Any:
-        found.check()
         if not found.is_sharded:
+            found.check()
             return load(found.path, **options)
-        if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
-            msg = (
-                f"{found.path} is sharded: each process saved its parts of the tensors. Call restore(into=state) with "
-                "the sharded state of this process; the only other options are engine and verify"
-            )
-            raise InvalidArgumentError(msg)
         from deepnvme._checkpoint.distributed import sharded  # noqa: PLC0415
 
-        rest = {name: value for name, value in options.items() if name != "into"}
-        return sharded.restore(self._group, found, options["into"], rest)
+        return sharded.restore(self._group, found, options)
 
     def fetch_parts(self, step: int | None = None) -> int:
         """Copy parts that are on other machines' local disks to this machine.

@@ -15,6 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_entry, new_checkpoint
+from deepnvme._checkpoint.distributed.place import place_of
 from deepnvme._deepnvme import _History
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import warn_caller
@@ -82,7 +83,11 @@ class History:
         self._committed_numbers: dict[int, int] = {}
         _instances.add(self)
         self.entries: list[Checkpoint] = []
-        self._adopt_manifest(group.run_on_all(self._read)[0])
+        text = group.run_on_all(self._read)[0]
+        places = group.all_gather(place_of(folder))
+        # Whether no lower rank has this folder: the others leave its files to that rank.
+        self._is_first_here = places.index(places[group.rank]) == group.rank
+        self._adopt_manifest(text)
 
     def _read(self) -> str:
         # Every process makes its folder: parts go there, even if it is not the leader's.
@@ -173,7 +178,7 @@ class History:
         if self._group.is_leader:
             group_id = secrets.token_hex(16)
             text = self._lock(group_id)
-        names = self._native.names_of(step) if self._group.is_first_on_host else []
+        names = self._native.names_of(step) if self._is_first_here else []
         return group_id, text, names
 
     def reserve_shared(self, number: list[tuple[str, str, list[str]]], step: int, suffix: str) -> str:
@@ -184,7 +189,7 @@ class History:
             def follow() -> None:
                 if not self._group.is_leader:
                     self._adopt_manifest(text)
-                    if self._group.is_first_on_host:
+                    if self._is_first_here:
                         self._lock(group_id)
 
             self._group.run_on_all(follow)
@@ -288,7 +293,7 @@ class History:
         """Give files their names and remove retired ones, on every machine: folders may not be shared."""
 
         def settle() -> _Settled | None:
-            is_its_turn = self._group.is_leader or self._group.is_first_on_host
+            is_its_turn = self._group.is_leader or self._is_first_here
             return self._native.settle() if is_its_turn else None
 
         # The leader goes first: in a shared folder, the others then have nothing to do.

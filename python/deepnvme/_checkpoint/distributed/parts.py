@@ -7,13 +7,13 @@ part, even if they send and need nothing.
 from __future__ import annotations
 
 import os
-import socket
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
 from deepnvme._checkpoint.checkpoint import missing_part
+from deepnvme._checkpoint.distributed.place import place_of
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
@@ -40,7 +40,7 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
     paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
     expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
-    place = socket.gethostname(), str(found.path.parent.resolve())
+    place = place_of(found.path.parent)
     gathered = group.all_gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
     fetched_nbytes = 0
     for number, path in enumerate(paths):

@@ -6,6 +6,7 @@ can use it. After an error of one process all of them raise one, so that none wa
 
 from __future__ import annotations
 
+import contextvars
 import datetime as dt
 import os
 import socket
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 T = TypeVar("T")
+_Raised = TypeVar("_Raised", bound=BaseException)
 
 # How long the fastest process waits for the slowest to write its share. The end of a process is noticed at once; this
 # is for machines that vanish. torch's own gloo groups have the same default.
@@ -71,7 +73,7 @@ class RankGroup:
         # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
         # group that is gone, and would then find its addresses.
         self._is_whole_world = len(ranks) == dist.get_world_size()
-        made = _interruptibly(
+        made = _rendezvous(
             lambda: dist.new_group(
                 ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
             ),
@@ -90,11 +92,6 @@ class RankGroup:
         """Whether there is no other process."""
         return self.size == 1
 
-    @property
-    def is_first_on_host(self) -> bool:
-        """Whether no lower rank is on this machine."""
-        return self.hosts.index(self.hosts[self.rank]) == self.rank
-
     def name(self, rank: int) -> str:
         """Return a rank and its machine, for messages."""
         return f"rank {rank} on {self.hosts[rank]}"
@@ -106,8 +103,8 @@ class RankGroup:
         import torch.distributed as dist  # noqa: PLC0415
 
         values: list[Any] = [None] * self.size
-        with self._collective():
-            dist.all_gather_object(values, value, group=self._open_group())
+        group = self._open_group()
+        self._collective(lambda: dist.all_gather_object(values, value, group=group))
         return cast("list[T]", values)
 
     def broadcast(self, value: T) -> T:
@@ -117,22 +114,24 @@ class RankGroup:
         import torch.distributed as dist  # noqa: PLC0415
 
         values: list[Any] = [value]
-        with self._collective():
-            leader = dist.get_global_rank(self._open_group(), 0)
-            dist.broadcast_object_list(values, src=leader, group=self._open_group())
+        group = self._open_group()
+        leader = dist.get_global_rank(group, 0)
+        self._collective(lambda: dist.broadcast_object_list(values, src=leader, group=group))
         return cast("T", values[0])
 
     def broadcast_tensor(self, tensor: torch.Tensor, rank: int) -> None:
         """Fill the tensor with that of a rank."""
         import torch.distributed as dist  # noqa: PLC0415
 
-        with self._collective():
-            dist.broadcast(tensor, src=dist.get_global_rank(self._open_group(), rank), group=self._open_group())
+        group = self._open_group()
+        source = dist.get_global_rank(group, rank)
+        self._collective(lambda: dist.broadcast(tensor, src=source, group=group))
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Run ``work`` on every rank and return all results.
 
-        If ranks fail, each of them raises its own error, and the others a ``PeerError`` that repeats the first.
+        If ranks fail, each of them raises its own error, and the others a ``PeerError`` that repeats the first. Ctrl-C
+        leaves the group, since the others may come late. So must ``work`` if collectives of its own fail on one rank.
         """
         if self.is_single:
             return [work()]
@@ -141,7 +140,10 @@ class RankGroup:
         try:
             own = work()
         except BaseException as error:
-            if self._left_because is not None:
+            if self._left_because is not None or self.is_shared_error(error):
+                raise
+            if not isinstance(error, Exception):
+                self.leave(f"{type(error).__name__}: {error}", error)
                 raise
             failed = error
             own = _Failure(f"{type(error).__name__}: {error}")
@@ -164,8 +166,12 @@ class RankGroup:
 
     def raise_on_all(self, message: str) -> NoReturn:
         """Raise an error that all other ranks raise at the same place."""
-        self._shared_error = InvalidArgumentError(message)
-        raise self._shared_error
+        raise self.shared(InvalidArgumentError(message))
+
+    def shared(self, error: _Raised) -> _Raised:
+        """Return an error after noting that all ranks raise one at the same place."""
+        self._shared_error = error
+        return error
 
     def check_same(self, what: str, values: dict[str, object]) -> None:
         """Raise an error on all ranks if their values differ."""
@@ -230,10 +236,9 @@ class RankGroup:
         assert self.torch_group is not None
         return self.torch_group
 
-    @contextmanager
-    def _collective(self) -> Iterator[None]:
+    def _collective(self, work: Callable[[], object]) -> None:
         try:
-            yield
+            run_interruptibly(work)
         except PeerError:
             raise
         # torch has no exception class for a closed connection, and its message is about sockets.
@@ -247,29 +252,17 @@ class RankGroup:
         raise PeerError(why) from error
 
 
-def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
-    """Call ``make`` in a thread, so that Ctrl-C works. It waits for all ranks in C++, which checks no signals.
+def _rendezvous(make: Callable[[], T], timeout: dt.timedelta) -> T:
+    """Connect all ranks.
 
     Raises:
         PeerError: the ranks could not be connected, or another one has not come within this time. The thread that
             waits for it stays behind.
     """
-    made: list[T] = []
-    failed: list[BaseException] = []
-    is_over = SignalSafeEvent()
+    has_warned = False
 
-    def run() -> None:
-        try:
-            made.append(make())
-        except BaseException as error:  # noqa: BLE001 - raised below
-            failed.append(error)
-        finally:
-            is_over.set()
-
-    threading.Thread(target=run, name="deepnvme-rendezvous", daemon=True).start()
-    began, has_warned = time.monotonic(), False
-    while not is_over.wait(POLL_INTERVAL_S):
-        waited_s = time.monotonic() - began
+    def check(waited_s: float) -> None:
+        nonlocal has_warned
         if waited_s > PATIENCE_S and not has_warned:
             has_warned = True
             warn_caller(
@@ -279,12 +272,64 @@ def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
         if waited_s > timeout.total_seconds():
             msg = f"another process has ended, or makes no Checkpointer: none came within {timeout}"
             raise PeerError(msg)
+
+    try:
+        return run_interruptibly(make, check)
+    except (RuntimeError, ValueError) as error:
+        msg = f"the processes could not be connected: {error}"
+        raise PeerError(msg) from error
+
+
+def run_interruptibly(work: Callable[[], T], check: Callable[[float], None] | None = None) -> T:
+    """Run work that waits for other ranks in C++, which checks no signals. So Ctrl-C works: another thread runs it.
+
+    Threads that get no signals run it themselves. After Ctrl-C, the other thread stays behind until the ranks answer,
+    or until the group is left and its connections close.
+
+    Args:
+        work: it runs with the caller's grad mode, device and context.
+        check: is called at intervals with the seconds so far, also where the caller gets no signals.
+    """
+    if check is None and threading.current_thread() is not threading.main_thread():
+        return work()
+    done: list[T] = []
+    failed: list[BaseException] = []
+    is_over = SignalSafeEvent()
+    run_here = _with_state_of_this_thread(work)
+
+    def run() -> None:
+        try:
+            done.append(run_here())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+        finally:
+            is_over.set()
+
+    threading.Thread(target=run, name="deepnvme-collective", daemon=True).start()
+    began = time.monotonic()
+    while not is_over.wait(POLL_INTERVAL_S):
+        if check is not None:
+            check(time.monotonic() - began)
     if failed:
-        if isinstance(failed[0], (RuntimeError, ValueError)):
-            msg = f"the processes could not be connected: {failed[0]}"
-            raise PeerError(msg) from failed[0]
         raise failed[0]
-    return made[0]
+    return done[0]
+
+
+def _with_state_of_this_thread(work: Callable[[], T]) -> Callable[[], T]:
+    """Make work run in another thread with what torch and Python keep for each thread."""
+    import torch  # noqa: PLC0415
+
+    context = contextvars.copy_context()
+    grad_mode, is_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    device = torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+
+    def run() -> T:
+        if device is not None:
+            torch.cuda.set_device(device)
+        with torch.inference_mode(is_inference), torch.set_grad_enabled(grad_mode):
+            return context.run(work)
+
+    return run
 
 
 def _timeout_of(group: Any) -> dt.timedelta:

@@ -11,6 +11,7 @@ from deepnvme._checkpoint.checkpoint import SHARDS_LIST
 from deepnvme._checkpoint.dcp.plans import ComparingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
+from deepnvme._checkpoint.distributed.process_group import run_interruptibly
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.plain_values import empty_containers
 from deepnvme._checkpoint.save import SaveOptions
@@ -61,9 +62,14 @@ class ShardedSave:
 
     def make(self, state: object, options: SaveOptions) -> str:
         """Copy the containers of the state, and create the private folder on the leader. Returns its name there."""
+        from torch.distributed.checkpoint.stateful import Stateful  # noqa: PLC0415
+
         if not isinstance(state, Mapping):
             msg = f"a state with DTensors is saved as a dict, not as {type(state).__name__}"
             raise TypeError(msg)
+        # Objects with a `state_dict` method. torch would call it in its own save, where an error of one rank is no
+        # error of the others, and after changes to the object.
+        state = {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state.items()}
         self._state, self._options = _containers(state), options
         warn_of_refused_values(self._state)
         if not self._group.is_leader:
@@ -156,20 +162,41 @@ class _NotifyingWriter(DeepnvmeWriter):
             self._filled.set()
 
 
-def restore(group: RankGroup, found: Checkpoint, into: Any, options: dict[str, Any]) -> Any:
-    """Fill a state from a sharded checkpoint. Each rank reads its own part of each tensor."""
+def restore(group: RankGroup, found: Checkpoint, options: dict[str, Any]) -> Any:
+    """Fill the state ``into`` from a sharded checkpoint. Each rank reads its own part of each tensor."""
     from torch.distributed.checkpoint.state_dict_loader import load  # noqa: PLC0415
 
-    reader = DeepnvmeReader(found.path, **options)
-    empty = empty_containers(into)
+    into = options.get("into")
+    readers: list[DeepnvmeReader] = []
+
+    def check() -> str:
+        # All that can fail on one rank alone, before torch's collectives.
+        found.check()
+        if not {"engine", "into"} <= set(options) <= {"engine", "into", "verify"}:
+            msg = (
+                f"{found.path} is sharded: each process saved its parts of the tensors. Call restore(into=state) with "
+                "the sharded state of this process; the only other options are engine and verify"
+            )
+            raise InvalidArgumentError(msg)
+        if not isinstance(into, Mapping):
+            msg = f"{found.path}: into is {type(into).__name__}; a sharded checkpoint fills a dict"
+            raise TypeError(msg)
+        rest = {name: value for name, value in options.items() if name != "into"}
+        readers.append(DeepnvmeReader(found.path, **rest))
+        if empty := empty_containers(into):
+            refuse_lost(str(found.path), empty, [], readers[0].read_metadata().state_dict_metadata)
+        return found.path.name
 
     def fill() -> None:
         with _errors_with_path(found.path):
-            if empty:
-                refuse_lost(str(found.path), empty, [], reader.read_metadata().state_dict_metadata)
-            _with_all(group, lambda: load(into, storage_reader=reader, **_group_of(group)))
+            _with_all(group, lambda: load(into, storage_reader=readers[0], **_group_of(group)))
 
     with group.leave_on_error():
+        names = group.run_on_all(check)
+        for rank, name in enumerate(names):
+            if name != names[0]:
+                text = f"{group.name(rank)} restores {name}, and {group.name(0)} {names[0]}"
+                group.raise_on_all(f"{found.path.parent}: {text}; restore the same step everywhere")
         group.run_on_all(fill)
     if copied := find_copy(dict(named_tensors(into))):
         name, remedy = copied
@@ -190,9 +217,9 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
         with warnings.catch_warnings():
             # torch warns if there is only one process.
             warnings.filterwarnings("ignore", message=".*single process")
-            work()
+            run_interruptibly(work)
     except CheckpointException as error:
-        # All ranks raise it. It is no subclass of Exception.
+        # All ranks raise it, and exchange their errors next. It is no subclass of Exception.
         failures = error.failures
         own = failures.get(group.rank)
         if own is not None and isinstance(own[0], Exception):
@@ -204,6 +231,10 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
         if group.is_single:
             raise
         group.raise_lost(error)
+    except BaseException as error:
+        # The others are in torch's collectives, or on their way. An exchange of ours would mix with those.
+        group.leave(f"{type(error).__name__}: {error}", error)
+        raise
 
 
 @contextmanager
