@@ -8,11 +8,11 @@ use deepnvme_codec::Float;
 use deepnvme_io::mem::Reserved;
 use deepnvme_io::{Engine, ReadItem};
 
-use crate::encoded_tensor::EncodedTensor;
 use crate::error::{Error, Result};
 use crate::inline_decoder::InlineDecoder;
 use crate::layer_group::Conversion;
 use crate::stats::StreamStats;
+use crate::stored_tensor::StoredTensor;
 use crate::sync::{Instant, Mutex};
 use crate::weight_file::WeightFile;
 
@@ -28,20 +28,20 @@ pub enum RowLocations {
     },
     /// Pieces of each row, in memory order: file, offset, bytes.
     PerRow(Vec<Vec<(usize, u64, usize)>>),
-    /// Encoded tensors, whose ranges form this one.
-    Encoded {
+    /// Ranges of stored tensors, which are converted and form this one.
+    Converted {
         /// In the order of its elements.
-        ranges: Vec<EncodedRange>,
+        ranges: Vec<StoredRange>,
         /// The type of its elements in memory.
         to: Float,
     },
 }
 
-/// A range of an encoded tensor.
+/// A range of a stored tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EncodedRange {
+pub struct StoredRange {
     /// The tensor.
-    pub tensor: Arc<EncodedTensor>,
+    pub tensor: Arc<StoredTensor>,
     /// The first byte, decoded.
     pub start: usize,
     /// Bytes, decoded.
@@ -121,12 +121,12 @@ impl SparseRowCache {
             let fits = is_whole && end.is_some_and(|end| end <= memory.bytes());
             let has_locations = match &tensor.locations {
                 RowLocations::Contiguous { source, .. } => *source < sources.len(),
-                RowLocations::Encoded { ranges, to } => {
-                    let elements = |range: &EncodedRange| range.bytes / range.tensor.float.bytes();
-                    let is_there = |range: &EncodedRange| {
+                RowLocations::Converted { ranges, to } => {
+                    let elements = |range: &StoredRange| range.bytes / range.tensor.float.bytes();
+                    let is_there = |range: &StoredRange| {
                         let end = range.start.checked_add(range.bytes);
                         let known = range.tensor.source < sources.len() && range.tensor.check().is_ok();
-                        known && end.is_some_and(|end| range.tensor.conversions(end..end, 0, *to).is_ok())
+                        known && end.is_some_and(|end| range.tensor.check_end(end).is_ok())
                     };
                     tensor.row_bytes.is_multiple_of(to.bytes())
                         && ranges.iter().map(elements).sum::<usize>() * to.bytes() == tensor.bytes
@@ -294,7 +294,7 @@ impl SparseRowCache {
                     RowLocations::Contiguous { source, offset } => {
                         read(*source, offset + (index * tensor.row_bytes) as u64, place);
                     }
-                    RowLocations::Encoded { ranges, to } => {
+                    RowLocations::Converted { ranges, to } => {
                         let begin = place.start - tensor.at;
                         for conversion in conversions_of(ranges, *to, begin..begin + place.len(), place.start)? {
                             used[conversion.source] = true;
@@ -332,9 +332,9 @@ impl SparseRowCache {
 }
 
 /// The conversions that load a range of the tensor to the offset `at`.
-fn conversions_of(ranges: &[EncodedRange], to: Float, wanted: Range<usize>, at: usize) -> Result<Vec<Conversion>> {
+fn conversions_of(ranges: &[StoredRange], to: Float, wanted: Range<usize>, at: usize) -> Result<Vec<Conversion>> {
     let (mut begin, mut found) = (0, Vec::new());
-    for EncodedRange { tensor, start, bytes } in ranges {
+    for StoredRange { tensor, start, bytes } in ranges {
         let element_bytes = tensor.float.bytes();
         let end = begin + bytes / element_bytes * to.bytes();
         let (from, until) = (wanted.start.max(begin), wanted.end.min(end));
