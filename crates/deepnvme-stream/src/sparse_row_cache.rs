@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use deepnvme_codec::Float;
-use deepnvme_io::mem::Reserved;
+use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{Engine, ReadItem};
 
 use crate::error::{Error, Result};
@@ -68,7 +68,7 @@ pub struct RowTensor {
 
 /// Keeps recently used rows in bounded memory, each at its place in the whole tensor.
 ///
-/// The tensors lie in [`Reserved`] memory, so they look complete, but only cached rows have memory. The least
+/// The tensors lie in [`ReservedRange`] memory, so they look complete, but only cached rows have memory. The least
 /// frequently used rows are evicted first, and of equally frequent ones the least recently used. Memory is counted in
 /// pages: a page counts once for all rows in it, and is freed with the last of them.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub struct SparseRowCache {
     engine: Arc<Engine>,
     sources: Vec<WeightFile>,
     tensors: Vec<RowTensor>,
-    memory: Reserved,
+    memory: ReservedRange,
     bytes_max: u64,
     state: Mutex<State>,
 }
@@ -112,7 +112,7 @@ impl SparseRowCache {
         engine: Arc<Engine>,
         sources: Vec<WeightFile>,
         tensors: Vec<RowTensor>,
-        memory: Reserved,
+        memory: ReservedRange,
         bytes_max: u64,
     ) -> Result<Self> {
         for (index, tensor) in tensors.iter().enumerate() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
-use deepnvme_mem::{Reserved, StreamHandle};
+use deepnvme_mem::{ReservedRange, StreamHandle};
 use deepnvme_stream::{
     Conversion, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StoredRange, StreamPlan,
     StreamStats, Streamer, WeightFile,
@@ -154,7 +154,7 @@ impl PyStreamer {
 #[pyclass(frozen, name = "_SparseRowCache", module = "deepnvme._deepnvme")]
 pub(crate) struct PySparseRowCache {
     cache: SparseRowCache,
-    memory: Reserved,
+    memory: ReservedRange,
     pid: u32,
 }
 
@@ -205,7 +205,7 @@ impl PySparseRowCache {
             return Err(InvalidArgumentError::new_err("a tensor of 0 bytes has no rows"));
         }
         let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes).min().unwrap_or(0);
-        let memory = Reserved::new(nbytes, row_bytes).map_err(|error| {
+        let memory = ReservedRange::new(nbytes, row_bytes).map_err(|error| {
             let errno = error.raw_os_error();
             PyOSError::new_err((errno, format!("cannot reserve {nbytes} bytes of address space (see ulimit -v)")))
         })?;
@@ -256,8 +256,8 @@ pub(crate) fn _cacheable_bytes(py: Python<'_>, conversions: Vec<Vec<ConversionAr
 
 /// Return the page size of memory for rows of this size.
 #[pyfunction]
-pub(crate) fn _row_page_bytes(piece_bytes: usize) -> usize {
-    Reserved::page_bytes_for(piece_bytes)
+pub(crate) fn _row_page_bytes(row_bytes: usize) -> usize {
+    ReservedRange::page_bytes_for(row_bytes)
 }
 
 /// Returns the conversions that load a stored range into a slot.
