@@ -252,9 +252,9 @@ impl TensorFile {
     ///
     /// # Errors
     /// `NoSpace`, with the needed and free bytes, or another error.
-    pub fn set_len(&self, bytes: u64) -> Result<()> {
+    pub fn allocate_len(&self, bytes: u64) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
-            part.set_len(self.layout.part_bytes(bytes, index))?;
+            part.allocate_len(self.layout.part_bytes(bytes, index))?;
         }
         Ok(())
     }

@@ -354,7 +354,7 @@ impl Request {
     /// Gives each file its final size (`WholeFile`), or the space that a write in place needs.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
         if self.options.mode == WriteMode::WholeFile {
-            return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
+            return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.allocate_len(*bytes));
         }
         // `file_ends` also counts empty items, which do not extend a file. The segments exclude them.
         for segments in self.plan.segments().chunk_by(|a, b| a.file == b.file) {
