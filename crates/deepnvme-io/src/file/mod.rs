@@ -324,7 +324,7 @@ impl TensorFile {
         let memory = memory.slice(0..memory.len().min(together));
         let (part, offset) = self.part_at(offset);
         let file = part.descriptor(IoMode::Cached)?;
-        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, iovecs: smallvec![memory], cufile: None };
         loop {
             match call::perform(&op) {
                 Ok(bytes) => return Ok(bytes),
