@@ -52,10 +52,10 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
             return Ok(Retired::Foreign);
         }
         let record = Record { members: old.replaced_by(&index), ..Record::default() };
-        let mut list = Value::Object(Map::new());
-        insert_record(&mut list, &record_at, &record).map_err(|error| error.at_path(&index))?;
+        let mut intent = Value::Object(Map::new());
+        insert_record(&mut intent, &record_at, &record).map_err(|error| error.at_path(&index))?;
         let written = Temporary::new(&index)?;
-        written.fill(list.to_string().as_bytes()).map_err(|error| error.at_path(&index))?;
+        written.fill(intent.to_string().as_bytes()).map_err(|error| error.at_path(&index))?;
         let folder = fs::OpenedFolder::new(fs::folder_of(&index))?;
         folder.sync()?;
         if !unlink_if(&index, stat.identity) {

@@ -250,7 +250,7 @@ fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
         assert_eq!(files(folder.path()).len(), 3 + mine.len(), "after {log:?}");
         log.len() < steps
     });
-    assert!(kept > 0, "no list outlived its members");
+    assert!(kept > 0, "no intent outlived its members");
 }
 
 #[test]
@@ -404,7 +404,7 @@ fn mutated(text: &[u8], others: &[PathBuf], random: &mut fastrand::Rng) -> Vec<u
 }
 
 #[test]
-fn lists_of_killed_saves_that_were_changed_remove_nothing_of_others() {
+fn intents_of_killed_saves_that_were_changed_remove_nothing_of_others() {
     let mut random = fastrand::Rng::with_seed(20);
     for _ in 0..50 {
         let folder = tempfile::tempdir().unwrap();
