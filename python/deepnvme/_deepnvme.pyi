@@ -24,7 +24,6 @@ __all__ = [
     "_CheckpointReader",
     "_DevicePin",
     "_DirectReads",
-    "_EncodedTensor",
     "_FileReader",
     "_FileWriter",
     "_HashCosts",
@@ -41,6 +40,7 @@ __all__ = [
     "_Saving",
     "_SetReplacement",
     "_SparseRowCache",
+    "_StoredTensor",
     "_Streamer",
     "_Swapper",
     "__version__",
@@ -1377,13 +1377,13 @@ def _call_with_params(
 ) -> Any: ...
 
 @final
-class _EncodedTensor: ...
+class _StoredTensor: ...
 
-def _packed_tensors(reader: _CheckpointReader, file: int) -> list[tuple[str, str, list[int], _EncodedTensor]]: ...
+def _packed_tensors(reader: _CheckpointReader, file: int) -> list[tuple[str, str, list[int], _StoredTensor]]: ...
 
-# Parts of an encoded tensor (first byte, bytes), or of a file (index, offset, bytes, type).
-_EncodedRange: TypeAlias = tuple[_EncodedTensor, int, int] | tuple[int, int, int, str]
-_RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[_EncodedRange], str]
+# Parts of a stored tensor (first byte, bytes), or of a file (index, offset, bytes, type).
+_StoredRange: TypeAlias = tuple[_StoredTensor, int, int] | tuple[int, int, int, str]
+_RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[_StoredRange], str]
 
 @final
 class _Streamer:
@@ -1394,7 +1394,7 @@ class _Streamer:
         classes: list[tuple[int, int, int, bool]],
         arena: _Tensor,
         engine: Engine | None,
-        conversions: list[list[tuple[_EncodedRange, int, str]]] | None = None,
+        conversions: list[list[tuple[_StoredRange, int, str]]] | None = None,
         cache_bytes_max: int = 0,
     ) -> Self: ...
     @property
@@ -1408,8 +1408,8 @@ class _Streamer:
     def close(self) -> None: ...
 
 def _parse_bytes(value: object, name: str) -> int: ...
-def _row_page_bytes(piece_bytes: int) -> int: ...
-def _cacheable_bytes(conversions: list[list[tuple[_EncodedRange, int, str]]]) -> tuple[int, int]: ...
+def _row_page_bytes(row_bytes: int) -> int: ...
+def _cacheable_bytes(conversions: list[list[tuple[_StoredRange, int, str]]]) -> tuple[int, int]: ...
 
 @final
 class _SparseRowCache:

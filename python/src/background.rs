@@ -52,8 +52,8 @@ pub(crate) fn run_to_end<T: Send + 'static>(
     }
 }
 
-/// Runs `work`, which changes no file, on a thread. An exception from a signal is raised at once: the thread ends by
-/// itself and drops its result.
+/// Runs `work`, which changes no file, on a thread. An exception from a signal is raised immediately: the thread ends
+/// by itself and drops its result.
 pub(crate) fn run_read_only<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,

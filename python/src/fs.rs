@@ -8,7 +8,8 @@ use pyo3::types::PyBytes;
 use crate::error;
 use crate::path::file_name;
 
-/// Read a regular file of at most ``max_nbytes``. A pipe, a device or a longer file is an error at once.
+/// Read a regular file of at most ``max_nbytes``. For a pipe, a device or a longer file, raises
+/// without blocking.
 #[pyfunction]
 pub(crate) fn _read_small_file<'py>(path: &Bound<'py, PyAny>, max_nbytes: u64) -> PyResult<Bound<'py, PyBytes>> {
     let (py, name) = (path.py(), file_name(path)?);
@@ -16,8 +17,8 @@ pub(crate) fn _read_small_file<'py>(path: &Bound<'py, PyAny>, max_nbytes: u64) -
     Ok(PyBytes::new(py, &error::check(py, bytes)?))
 }
 
-/// Open a regular file for reading. Returns its descriptor, which the caller owns. A pipe or a device is an error at
-/// once.
+/// Open a regular file for reading. Returns its descriptor, which the caller owns. For a pipe or a device, raises
+/// without blocking.
 #[pyfunction]
 pub(crate) fn _open_regular(path: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let (py, name) = (path.py(), file_name(path)?);

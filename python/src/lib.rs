@@ -91,9 +91,7 @@ mod _deepnvme {
         replace::{_remove_leftovers, _retire_set, PrivateFolder, SetReplacement},
         settings::_parse_bytes,
         stats::Stats,
-        streaming::{
-            _cacheable_bytes, _packed_tensors, _row_page_bytes, PyEncodedTensor, PySparseRowCache, PyStreamer,
-        },
+        streaming::{_cacheable_bytes, _packed_tensors, _row_page_bytes, PySparseRowCache, PyStoredTensor, PyStreamer},
         swap::{BorrowScope, PyBorrowed, PySwapper},
         timeline::Trace,
         transfer::{Progress, PyTransfer},

@@ -1,6 +1,6 @@
 //! Pinned memory for `deepnvme.pinned_empty`, exported to torch as a DLPack capsule.
 
-use deepnvme_io::known_to_driver;
+use deepnvme_io::register_with_driver;
 use deepnvme_mem::Buffer;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use crate::{error, memory};
 #[pyfunction]
 pub(crate) fn _pinned_capsule(py: Python<'_>, nbytes: usize) -> PyResult<Bound<'_, PyCapsule>> {
     // Locking touches every page, which takes time, and so does registering with the CUDA driver.
-    let locked = || Buffer::locked(nbytes).map(|buffer| known_to_driver(buffer.into_region()));
+    let locked = || Buffer::locked(nbytes).map(|buffer| register_with_driver(buffer.into_region()));
     let refused = |error| {
         let detail = format!("the system has no {nbytes} bytes of memory; ask for less");
         deepnvme_io::Error::from_io("allocate pinned memory", &error).because(detail)

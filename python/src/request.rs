@@ -36,7 +36,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Offset {
     }
 }
 
-/// Whether the caller waits for the request at once.
+/// Whether the call itself waits for the request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BlockingMode {
     /// The caller waits, so a small transfer runs best on the caller's thread.

@@ -60,8 +60,8 @@ pub enum Error {
          remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and \
          {:?} from it. verify='off' does not look at the checksum",
         display::path(path),
-        deepnvme_format::set::CHECKSUM_KEY,
-        deepnvme_format::set::FILES_KEY
+        deepnvme_format::file_list::CHECKSUM_KEY,
+        deepnvme_format::file_list::FILES_KEY
     )]
     ChangedList {
         /// The list.

@@ -1,11 +1,11 @@
 //! One logical file over several part files, striped as in RAID-0. A manifest lists the parts. `replace` writes it.
 //!
-//! A manifest contains a checksum of itself ([`deepnvme_format::set`]). Version 1 may omit it: such manifests are
+//! A manifest contains a checksum of itself ([`deepnvme_format::file_list`]). Version 1 may omit it: such manifests are
 //! written by hand, or edited after a disk was mounted elsewhere.
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set::{self, ChecksumState};
+use deepnvme_format::file_list::{self, SealState};
 use serde::{Deserialize, Serialize};
 
 use deepnvme_io::display;
@@ -158,11 +158,11 @@ impl StripeSet {
         let edited = || {
             format!(
                 "if you have edited it, remove {:?} from it, and make its \"version\" {VERSION_WITHOUT_CHECKSUM}",
-                set::CHECKSUM_KEY
+                file_list::CHECKSUM_KEY
             )
         };
-        let state = set::state(text);
-        if state == ChecksumState::Differs {
+        let state = file_list::seal_state(text);
+        if state == SealState::Damaged {
             let damaged = "some of it is not as it was written: its checksum does not match. Put back a copy of it";
             return Err(format!("{damaged}; {}", edited()));
         }
@@ -172,7 +172,7 @@ impl StripeSet {
             let Manifest { format, version, .. } = manifest;
             return Err(format!("format {format:?} version {version}; this build reads {FORMAT:?} up to {VERSION}"));
         }
-        if state == ChecksumState::Missing && manifest.version != VERSION_WITHOUT_CHECKSUM {
+        if state == SealState::Unsealed && manifest.version != VERSION_WITHOUT_CHECKSUM {
             return Err(format!("it has no checksum. Put back a copy of it; {}", edited()));
         }
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -181,7 +181,7 @@ impl StripeSet {
         Ok(set.listed_by(path.to_path_buf()))
     }
 
-    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`set::write_checksum`].
+    /// Returns the manifest for that path as JSON, ready for the ownership record and for [`file_list::write_checksum`].
     pub(crate) fn to_manifest(&self, manifest: &Path) -> Result<serde_json::Value> {
         self.recorded(manifest).manifest()
     }
@@ -194,7 +194,7 @@ impl StripeSet {
     pub fn to_list(&self) -> Result<String> {
         let refused = |error: serde_json::Error| invalid(format!("cannot be written: {error}"));
         let text = serde_json::to_string_pretty(&self.manifest()?).map_err(refused)? + "\n";
-        set::write_checksum(&text).map_err(|error| invalid(error.to_string()))
+        file_list::write_checksum(&text).map_err(|error| invalid(error.to_string()))
     }
 
     /// Returns the same parts by absolute paths, which stay valid when the process changes its folder.
@@ -222,7 +222,7 @@ impl StripeSet {
 
     fn manifest(&self) -> Result<serde_json::Value> {
         let (stripe_bytes, parts) = (self.stripe_bytes, self.parts.clone());
-        let (format, checksum) = (FORMAT.into(), Some(set::BLANK.into()));
+        let (format, checksum) = (FORMAT.into(), Some(file_list::BLANK.into()));
         let manifest = Manifest { format, version: VERSION, stripe_bytes, parts, files: None, checksum };
         serde_json::to_value(&manifest)
             .map_err(|error| invalid(format!("a part's name is not UTF-8: {error}")).at_path(self.manifest_path()))
@@ -298,7 +298,7 @@ mod tests {
         assert!(list(1, r#", "files": {}"#).is_ok());
         let told = list(2, "").unwrap_err().to_string();
         assert!(told.contains("no checksum") && told.contains("\"version\" 1"), "{told}");
-        let blank = list(1, &format!(r#", "deepnvme.checksum": "{}""#, set::BLANK)).unwrap_err();
+        let blank = list(1, &format!(r#", "deepnvme.checksum": "{}""#, file_list::BLANK)).unwrap_err();
         assert!(blank.to_string().contains("does not match"), "{blank}");
     }
 }

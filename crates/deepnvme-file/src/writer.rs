@@ -5,15 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
+use deepnvme_io::{Durability, Engine, Error, ErrorKind, Result, TensorFile, Transfer, WriteOptions};
 
 use crate::open::Target;
 use crate::replace::Replacement;
 use crate::{BUFFER_BYTES, BUFFERS};
-use deepnvme_io::Engine;
-use deepnvme_io::TensorFile;
-use deepnvme_io::Transfer;
-use deepnvme_io::{Durability, WriteOptions};
-use deepnvme_io::{Error, ErrorKind, Result};
 
 /// First preallocation. Later ones double the file, by at most [`AHEAD_BYTES_MAX`].
 const AHEAD_BYTES_MIN: u64 = if cfg!(simulated) { 32 << 10 } else { 64 << 20 };
@@ -29,7 +25,7 @@ pub struct FileWriter {
     current: Option<Buffer>,
     current_bytes: usize,
     spare: Vec<Buffer>,
-    buffers: usize,
+    buffer_count: usize,
     engine: Arc<Engine>,
     file: Arc<TensorFile>,
     replacement: Option<Replacement>,
@@ -59,7 +55,7 @@ impl FileWriter {
             current: None,
             current_bytes: 0,
             spare: Vec::new(),
-            buffers: 0,
+            buffer_count: 0,
             engine,
             file,
             replacement: Some(replacement),
@@ -112,11 +108,11 @@ impl FileWriter {
             let source = Region::from_vec(bytes);
             self.engine.write(&self.file, offset, source, WriteOptions::default())?.wait().1.map(drop)
         });
-        self.noted(written)
+        self.remember_failure(written)
     }
 
     /// Makes the writer unusable after a failure: bytes are lost, and later ones would land at the wrong offset.
-    fn noted(&mut self, result: Result<()>) -> Result<()> {
+    fn remember_failure(&mut self, result: Result<()>) -> Result<()> {
         if let Err(error) = &result {
             self.failed.get_or_insert_with(|| error.clone());
         }
@@ -138,7 +134,7 @@ impl FileWriter {
     fn fill(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
         self.check()?;
         let filled = self.fill_buffers(bytes, put);
-        self.noted(filled)
+        self.remember_failure(filled)
     }
 
     fn fill_buffers(&mut self, bytes: usize, put: impl Fn(usize, &mut [u8]) -> Result<()>) -> Result<()> {
@@ -170,20 +166,21 @@ impl FileWriter {
         self.commit_unless(&AtomicBool::new(false))
     }
 
-    /// Like [`commit`](Self::commit), but cancels if `given_up` is true just before the rename. For callers that wait
+    /// Like [`commit`](Self::commit), but cancels if `is_cancelled` is true just before the rename. For callers that wait
     /// for the sync on another thread and may stop waiting.
     ///
     /// # Errors
     /// As [`commit`](Self::commit), and `Cancelled`.
-    pub fn commit_unless(mut self, given_up: &AtomicBool) -> Result<()> {
+    pub fn commit_unless(mut self, is_cancelled: &AtomicBool) -> Result<()> {
         self.check()?;
         let bytes = self.position();
         self.flush()?;
         // Drop the preallocated space.
         self.file.truncate(bytes)?;
         self.engine.sync(&self.file, self.durability.min(Durability::Data))?;
-        if given_up.load(Ordering::SeqCst) {
-            let error = Error::new(ErrorKind::Cancelled, "close", "the file was given up before it had its name");
+        if is_cancelled.load(Ordering::SeqCst) {
+            let error =
+                Error::new(ErrorKind::Cancelled, "close", "the caller stopped waiting before the file was renamed");
             return Err(self.replacement.as_ref().map_or(error.clone(), |it| error.at_path(it.target())));
         }
         match self.replacement.take() {
@@ -200,9 +197,9 @@ impl FileWriter {
         if let Some(buffer) = self.spare.pop() {
             return Ok(buffer);
         }
-        if self.buffers < BUFFERS {
+        if self.buffer_count < BUFFERS {
             let made = Buffer::zeroed(BUFFER_BYTES).map_err(|error| Error::from_io("allocate a buffer", &error))?;
-            self.buffers += 1;
+            self.buffer_count += 1;
             return Ok(made);
         }
         self.reclaim()?;
@@ -229,7 +226,7 @@ impl FileWriter {
         }
         let step = self.allocated_bytes.clamp(AHEAD_BYTES_MIN, AHEAD_BYTES_MAX);
         let target = needed_bytes + step;
-        self.allocated_bytes = if self.file.set_len(target).is_ok() { target } else { u64::MAX };
+        self.allocated_bytes = if self.file.allocate_len(target).is_ok() { target } else { u64::MAX };
     }
 
     /// Waits for the oldest write, and takes back its buffer.
@@ -242,7 +239,7 @@ impl FileWriter {
         if let Ok(buffer) = memory.into_buffer() {
             self.spare.push(buffer);
         } else {
-            self.buffers -= 1;
+            self.buffer_count -= 1;
         }
         if let Err(error) = result {
             let target = self.replacement.as_ref().map(|replacement| replacement.target().to_path_buf());

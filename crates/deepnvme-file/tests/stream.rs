@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use deepnvme_file::replace::TEMPORARY_MARK;
+use deepnvme_file::replace::TEMPORARY_MARKER;
 use deepnvme_file::{BUFFER_BYTES, BUFFERS, FileReader, FileWriter, StripeSet, Target, Temporary};
 use deepnvme_io::{Config, Durability, Engine, ErrorKind};
 use deepnvme_testkit::rng::random_bytes as random;
@@ -62,7 +62,7 @@ fn a_writer_that_is_dropped_leaves_the_old_file_and_nothing_else() {
     fs::write(&path, "old").unwrap();
     let mut writer = FileWriter::create(Arc::clone(&engine), &Target::from(&path), Durability::Full).unwrap();
     writer.write(&random(BUFFER_BYTES * 3, 1)).unwrap();
-    let temporary = names(folder.path()).into_iter().find(|name| name.contains(TEMPORARY_MARK)).unwrap();
+    let temporary = names(folder.path()).into_iter().find(|name| name.contains(TEMPORARY_MARKER)).unwrap();
     let mode = fs::metadata(folder.path().join(temporary)).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600, "temporaries are private");
     drop(writer);

@@ -5,10 +5,10 @@
 //! - [`safetensors`]: the same for safetensors files.
 //! - [`pickle`]: the object graph of an archive, as data. Nothing is called.
 //! - [`state`]: the tensors of such a graph, by name.
-//! - [`set`]: the file list of a checkpoint in several files, which identifies each file.
+//! - [`file_list`]: the list of the files of a checkpoint, with the fingerprint of each.
 //! - [`checksums`]: checksums that combine over any split, and the sidecar that stores them.
 //! - [`Dtype`]: element types, with their names in torch and safetensors.
-//! - [`Signs`]: signs of a tensor's elements that torch flips lazily.
+//! - [`Signs`]: torch's lazy negation and conjugation bits.
 //!
 //! Input is validated. Damage is an [`Error::Corrupt`], with the offset where one is known.
 #![forbid(unsafe_code)]
@@ -17,10 +17,10 @@ pub mod archive;
 pub mod checksums;
 mod dtype;
 mod error;
+pub mod file_list;
 mod json;
 pub mod pickle;
 pub mod safetensors;
-pub mod set;
 mod signs;
 pub mod state;
 

@@ -59,7 +59,7 @@ fn neighbours_of_a_ragged_write_stay() {
 
 #[test]
 fn what_cufile_does_not_take_goes_through_bounce_buffers() {
-    // Strided memory, pieces, and files without direct I/O.
+    // Strided memory, many small tensors, and files without direct I/O.
     let (gpu, folder, engine, file) = set_up(config(DirectMode::Preferred));
     let memory = gpu.memory(0, 1 << 20, 1);
     let layout = Strided { shape: vec![1000, 100], stride_bytes: vec![1000, 1], item_bytes: 1 };
@@ -94,7 +94,7 @@ fn what_cufile_does_not_take_goes_through_bounce_buffers() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     let text = error.to_string();
     assert!(text.contains("no direct I/O") && text.contains("buffered") && text.contains("required"), "{text}");
-    // Edges and strides always use bounce buffers, independent of the file.
+    // Edges and strides always use bounce buffers, whatever the file.
     write(&strict, &file, 0, memory.strided(0, again));
 }
 
@@ -134,13 +134,18 @@ fn a_refusal_sends_the_file_through_bounce_buffers_or_ends_the_request() {
 }
 
 #[test]
-fn errors_of_the_disk_are_the_disks() {
+fn disk_errors_keep_their_kind() {
     let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     write(&engine, &file, 0, Region::from_vec(pattern(1, 300_000)));
     let memory = gpu.memory(0, 1 << 20, 2);
     let error = engine.read(&file, 0, memory.region_mut()).unwrap().wait().1.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "{error}");
-    // Short transfers are continued.
+}
+
+#[test]
+fn short_transfers_are_continued() {
+    let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
+    let memory = gpu.memory(0, 1 << 20, 2);
     let before = engine.stats().short_transfers;
     gpu.fail("cuFileWrite@short", 0, 8192);
     write(&engine, &file, 0, memory.region());
@@ -186,12 +191,12 @@ fn a_write_waits_for_its_stream() {
 #[test]
 fn blocks_are_as_large_as_cufile_takes_them_and_fit_bounce_buffers_when_it_does_not() {
     let (gpu, folder) = (Gpu::new(), folder());
-    let sizes = |block_bytes| Config { block_bytes, queue_depth: 4, ..config(DirectMode::Preferred) };
+    let with_block_bytes = |block_bytes| Config { block_bytes, queue_depth: 4, ..config(DirectMode::Preferred) };
     let bytes = 24 << 20;
     let expected_bytes = pattern(3, bytes);
     let memory = gpu.memory(0, bytes, 3);
     for (block_bytes, expected) in [(2 << 20, 16), (1 << 20, 24), (256 << 10, 96)] {
-        let engine = Engine::new(sizes(block_bytes)).unwrap();
+        let engine = Engine::new(with_block_bytes(block_bytes)).unwrap();
         let path = folder.path().join(format!("{block_bytes}"));
         let file = open(&path, DirectMode::Required);
         write(&engine, &file, 0, memory.region());

@@ -74,7 +74,7 @@ impl Drop for OnGpu {
         drop(self.inner.take());
         for Moved { op, memory } in self.moved.values() {
             if let Some((on_gpu, _)) = memory.as_ref().filter(|_| op.kind == OpKind::Read) {
-                fill(&op.pieces[0], &self.gpu.peek(on_gpu));
+                fill(&op.iovecs[0], &self.gpu.peek(on_gpu));
             }
         }
     }
@@ -92,7 +92,7 @@ impl OnGpu {
     /// Returns the GPU memory for a plain transfer, if cuFile knows its file and the transfer is in whole pages, as
     /// engines require.
     fn stand_in(&self, op: &Op) -> Option<(GpuMemory, RegisteredFile)> {
-        let [memory] = &op.pieces[..] else { return None };
+        let [memory] = &op.iovecs[..] else { return None };
         let is_whole = op.offset.is_multiple_of(4096) && memory.len().is_multiple_of(4096);
         if !matches!(op.kind, OpKind::Read | OpKind::Write) || !is_whole {
             return None;
@@ -110,7 +110,7 @@ impl OnGpu {
         drop(op);
         let Moved { op, memory } = self.moved.remove(&token).expect("an op that was submitted");
         if let Some((on_gpu, _)) = memory.filter(|_| op.kind == OpKind::Read) {
-            fill(&op.pieces[0], &self.gpu.peek(&on_gpu));
+            fill(&op.iovecs[0], &self.gpu.peek(&on_gpu));
         }
         Completion { op, result }
     }
@@ -139,12 +139,12 @@ impl Backend for OnGpu {
 
     fn submit(&mut self, op: Op) -> Submit {
         let memory = self.stand_in(&op);
-        let pieces =
-            memory.as_ref().map_or_else(|| op.pieces.clone(), |(memory, _)| [memory.region()].into_iter().collect());
+        let iovecs =
+            memory.as_ref().map_or_else(|| op.iovecs.clone(), |(memory, _)| [memory.region()].into_iter().collect());
         let cufile = memory.as_ref().map(|(_, file)| file.clone());
         let token = Token(self.next);
         self.next += 1;
-        let other = Op { token, kind: op.kind, file: Arc::clone(&op.file), offset: op.offset, pieces, cufile };
+        let other = Op { token, kind: op.kind, file: Arc::clone(&op.file), offset: op.offset, iovecs, cufile };
         match self.inner_mut().submit(other) {
             Submit::Queued => {
                 self.moved.insert(token.0, Moved { op, memory });
@@ -212,8 +212,8 @@ fn an_op_never_meets_the_registration_of_another_file() {
     let files: Vec<_> = (0..200).map(|_| descriptor(&other)).collect();
     for file in files {
         let memory = gpu.memory(0, 4096, 1);
-        let pieces = [memory.region()].into_iter().collect();
-        let op = Op { token: Token(0), kind: OpKind::Read, file, offset: 0, pieces, cufile: None };
+        let iovecs = [memory.region()].into_iter().collect();
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset: 0, iovecs, cufile: None };
         assert!(matches!(backend.submit(op), Submit::Queued));
         let mut done = Vec::new();
         while done.is_empty() {

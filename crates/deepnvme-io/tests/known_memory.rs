@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use deepnvme_fake_driver::Loaded;
-use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions, known_to_driver};
+use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions, register_with_driver};
 use deepnvme_mem::{Arena, Buffer, Device, Region, RegionMut};
 
 type Retain = unsafe extern "C" fn(*mut u64, c_int) -> c_int;
@@ -16,7 +16,7 @@ type Alloc = unsafe extern "C" fn(*mut u64, usize) -> c_int;
 type Free = unsafe extern "C" fn(u64) -> c_int;
 
 fn pinned(bytes: usize) -> RegionMut {
-    known_to_driver(Buffer::zeroed(bytes).unwrap().into_region())
+    register_with_driver(Buffer::zeroed(bytes).unwrap().into_region())
 }
 
 /// One test, since the contexts belong to the process.
@@ -61,7 +61,7 @@ fn the_driver_knows_memory_from_the_first_use_of_a_gpu_until_it_is_freed() {
 
     // Now memory is known at once, also an arena, and until its last region is gone.
     let late = pinned(10_000);
-    let arena = Arena::new(20_000, false).unwrap().wrapped(known_to_driver);
+    let arena = Arena::new(20_000, false).unwrap().wrapped(register_with_driver);
     assert_eq!((driver.live("registrations"), driver.live("registered_bytes")), (3, 40_000));
     let (part, clone) = (arena.region_mut(100..200), late.region());
     drop((arena, late));

@@ -10,7 +10,7 @@
 //!   They never return a reference to bytes, since the kernel, a GPU or Python may change them at any time.
 //! - [`RegistrableRange`]: memory to register, without access to its bytes.
 //! - [`Strided`]: the layout of a strided tensor. [`Rows`] are the pieces of memory that it leads to.
-//! - [`Reserved`]: a reserved address range, of which only the written pages have memory.
+//! - [`ReservedRange`]: a reserved address range, of which only the written pages have memory.
 //! - [`Arena`]: one piece of memory that its owner divides freely.
 //! - [`Pool`] and [`Slot`]: an arena divided into equal slots that return themselves when dropped.
 //! - [`prefetch()`]: a prefetch of one cache line.
@@ -53,7 +53,7 @@ mod raw_memory;
 mod region;
 mod region_mut;
 mod registrable_range;
-mod reserved;
+mod reserved_range;
 mod rows;
 mod runs;
 mod shared_bytes;
@@ -75,7 +75,7 @@ pub use raw_memory::Owner;
 pub use region::Region;
 pub use region_mut::RegionMut;
 pub use registrable_range::RegistrableRange;
-pub use reserved::Reserved;
+pub use reserved_range::ReservedRange;
 pub use rows::Rows;
 pub use shared_bytes::{TensorPlace, first_shared};
 pub use strided::{DIMS_MAX, Strided};

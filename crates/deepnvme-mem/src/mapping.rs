@@ -78,7 +78,7 @@ impl Mapping {
         if from >= to || to > self.mapped_bytes {
             return;
         }
-        // SAFETY: the pages are inside this private anonymous mapping. Only `Reserved` calls this, and never creates a
+        // SAFETY: the pages are inside this private anonymous mapping. Only `ReservedRange` calls this, and never creates a
         // reference to its bytes. Readers find zeros.
         let discarded = unsafe { madvise(self.start.as_ptr().add(from).cast(), to - from, Advice::LinuxDontNeed) };
         debug_assert!(discarded.is_ok(), "discarding unlocked pages does not fail: {discarded:?}");

@@ -4,8 +4,6 @@ use crate::TILE;
 use deepnvme_codec::Float;
 use deepnvme_codec::half::{Bf16, F16, Half};
 
-use crate::random::{Noise, NoiseStream};
-
 /// A readable slice of floats.
 #[derive(Clone, Copy, Debug)]
 pub enum FloatSlice<'a> {
@@ -133,7 +131,7 @@ impl<'a> FloatSliceMut<'a> {
     #[inline(always)]
     pub(crate) fn tile<'b>(&'b mut self, at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
         match self {
-            Self::F32(values) => return direct(values, at, buffer),
+            Self::F32(values) => return tile_in_place(values, at, buffer),
             Self::Bf16(values) => widen::<Bf16>(&values[at..], buffer),
             Self::F16(values) => widen::<F16>(&values[at..], buffer),
         }
@@ -157,23 +155,9 @@ pub(crate) fn split_slice<'a, T, S>(values: &'a mut [T], at: usize, wrap: impl F
     (wrap(head), wrap(tail))
 }
 
-/// Returns the noise for weights if they are rounded stochastically.
-#[inline(always)]
-pub(crate) fn weight_noise(
-    rounding: Rounding,
-    noise: Noise,
-    index: u64,
-    buffer: &mut [u32; TILE],
-) -> Option<&[u32; TILE]> {
-    (rounding == Rounding::Stochastic).then(|| {
-        noise.fill(NoiseStream::Weights, index, buffer);
-        &*buffer
-    })
-}
-
 /// Returns a whole tile in place; the padded rest of a slice in the buffer.
 #[inline(always)]
-pub(crate) fn direct<'b>(values: &'b mut [f32], at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
+pub(crate) fn tile_in_place<'b>(values: &'b mut [f32], at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
     let rest = &mut values[at..];
     if rest.len() < TILE {
         pad(rest, buffer);

@@ -5,7 +5,7 @@ use fearless_simd::{Level, dispatch};
 use crate::error::{Error, Result};
 use crate::float_slice::{FloatSlice, FloatSliceMut};
 use crate::thread_pool::ThreadPool;
-use crate::{BATCH, CHUNK, TILE};
+use crate::{BATCH_ELEMENTS_MAX, TASK_ELEMENTS_MAX, TILE};
 
 /// Independent partial sums, to use the whole width of the CPU.
 const LANES: usize = 16;
@@ -34,14 +34,14 @@ pub fn accumulate_with_level(
     if elements != other {
         return Err(Error::invalid(format!("the gradient has {other} elements; the sum has {elements}")));
     }
-    let (mut chunks, mut rest) = (Vec::new(), (sum, new));
-    while rest.0.len() > CHUNK {
-        let (sums, news) = (rest.0.split_at(CHUNK), rest.1.split_at(CHUNK));
-        chunks.push((sums.0, news.0));
+    let (mut tasks, mut rest) = (Vec::new(), (sum, new));
+    while rest.0.len() > TASK_ELEMENTS_MAX {
+        let (sums, news) = (rest.0.split_at(TASK_ELEMENTS_MAX), rest.1.split_at(TASK_ELEMENTS_MAX));
+        tasks.push((sums.0, news.0));
         rest = (sums.1, news.1);
     }
-    chunks.push(rest);
-    pool.for_each(chunks, |(mut sum, new)| dispatch!(level, _ => add(&mut sum, new)));
+    tasks.push(rest);
+    pool.for_each(tasks, |(mut sum, new)| dispatch!(level, _ => add(&mut sum, new)));
     Ok(())
 }
 
@@ -96,8 +96,8 @@ pub fn gradient_norm_with_level(
     for grad in grads {
         let mut rest = *grad;
         loop {
-            let (head, tail) = rest.split_at(rest.len().min(CHUNK));
-            if elements > 0 && elements + head.len() > BATCH {
+            let (head, tail) = rest.split_at(rest.len().min(TASK_ELEMENTS_MAX));
+            if elements > 0 && elements + head.len() > BATCH_ELEMENTS_MAX {
                 batches.push(std::mem::take(&mut open));
                 elements = 0;
             }
@@ -111,10 +111,10 @@ pub fn gradient_norm_with_level(
     }
     batches.push(open);
     let sums = pool.map(batches, |batch| {
-        let squares = batch.into_iter().map(|chunk| dispatch!(level, _ => squares(unscale, chunk)));
+        let squares = batch.into_iter().map(|task| dispatch!(level, _ => squares(unscale, task)));
         squares.collect::<Vec<f64>>()
     });
-    // In the order of the chunks.
+    // In the order of the tasks.
     let sums = sums.into_iter().flatten();
     let squares: f64 = sums.sum();
     GradientNorm { squares, is_finite: squares.is_finite() }

@@ -10,8 +10,12 @@
 //! # Equality with torch
 //!
 //! With fp32 weights, gradients and moments, a step equals torch's optimizers on x86-64 with
-//! `foreach=False, fused=False` bit for bit, for any number of elements. The rounding of torch 2.15's operators was
-//! found by testing them against all orders of rounding. This crate uses it on every CPU:
+//! `foreach=False, fused=False` bit for bit, for any number of elements. The exception is a weight of 1 (`beta1` is 0)
+//! with an `x` of -0.0: at the end of each thread's part, torch's `lerp_` gives up to 15 zeros the other sign. This
+//! crate always has the sign of torch's vectors.
+//!
+//! The rounding of torch 2.15's operators was found by testing them against all orders of rounding. This crate uses it
+//! on every CPU:
 //!
 //! | operator | rounding |
 //! |---|---|
@@ -24,14 +28,17 @@
 //! | `lerp_(x, w)` otherwise | `fma(w - 1, x - self, x)` |
 //! | `sqrt` | depends on MKL and the vendor of the CPU: see [`SqrtMode`] |
 //!
-//! torch's compiler fused these operations both in vectors and in the remainder, so neither lengths nor threads matter,
-//! with one exception: for a weight of 1 (`beta1` is 0) and an `x` of -0.0, `lerp_` in the remainder (up to 15 elements
-//! at the end of each thread's part) gives a zero of the other sign. This crate has the sign that torch's vectors have,
-//! everywhere. torch has two builds of these kernels. The AVX2 build is the one in the table. CPUs with AVX-512
-//! run it as well (`ATEN_CPU_CAPABILITY=avx512` selects it without AVX-512). CPUs without AVX2, and
-//! `ATEN_CPU_CAPABILITY=default`, run a build that rounds products and sums separately: it differs by one unit in the
-//! last place of the sum per `fma`. `fused=True` is another definition (`beta * mean + (1 - beta) * grad`), which
-//! differs by one or two units per step.
+//! The C++ compiler that built torch fused these operations both in vectors and in the remainder, so neither lengths
+//! nor threads matter. torch has two builds of these kernels:
+//!
+//! | CPU | `ATEN_CPU_CAPABILITY` | build |
+//! |---|---|---|
+//! | with AVX2, with or without AVX-512 | not set, `avx2` or `avx512` | AVX2: rounds as in the table above |
+//! | with AVX2 | `default` | baseline: rounds products and sums separately |
+//! | without AVX2 | not set | baseline |
+//!
+//! The baseline build differs by one unit in the last place of the sum per `fma`. `fused=True` is another definition
+//! (`beta * mean + (1 - beta) * grad`), which differs by one or two units per step.
 //!
 //! Known differences: [`gradient_norm`] is exact to about the last bit of fp64, while torch's norms are fp32 sums
 //! (relative difference up to 1e-6). fp16 gradients are unscaled in fp32, while torch rounds the product to fp16. NaNs
@@ -69,10 +76,11 @@ pub use step::{Kernel, ParameterSlice, StepOptions};
 pub use thread_pool::{THREADS_MAX, ThreadPool};
 
 /// Elements that share a scale in 8-bit moments.
-pub const BLOCK: usize = 128;
+pub const SCALE_ELEMENTS: usize = 128;
 /// Elements that are processed together, in the L1 cache.
-const TILE: usize = BLOCK;
-/// Elements that a thread takes at once: enough to amortise the lock, few enough that all threads finish together.
-const CHUNK: usize = 512 * BLOCK;
-/// Elements of small chunks that a thread takes at once.
-const BATCH: usize = CHUNK / 4;
+const TILE: usize = SCALE_ELEMENTS;
+/// The most elements of a task, which one thread does: enough to amortise the lock, few enough that all threads finish
+/// together.
+const TASK_ELEMENTS_MAX: usize = 512 * SCALE_ELEMENTS;
+/// Small tasks are grouped up to this many elements.
+const BATCH_ELEMENTS_MAX: usize = TASK_ELEMENTS_MAX / 4;

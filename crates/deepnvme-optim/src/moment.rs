@@ -24,10 +24,10 @@
 //! zeroed memory.
 
 use crate::error::{Error, Result};
-use crate::float_slice::{direct, split_slice, store_tile, widen};
+use crate::float_slice::{split_slice, store_tile, tile_in_place, widen};
 use deepnvme_codec::half::{Bf16, F32_INFINITY, F32_MAGNITUDE, Half};
 
-use crate::{BLOCK, TILE};
+use crate::{SCALE_ELEMENTS, TILE};
 
 /// Whether the elements of a moment can be negative.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -45,7 +45,7 @@ pub enum MomentMut<'a> {
     F32(&'a mut [f32]),
     /// Rounded stochastically.
     Bf16(&'a mut [u16]),
-    /// 8-bit codes, with a scale for each block of [`BLOCK`] elements. The last block may be shorter.
+    /// 8-bit codes, with a scale for each block of [`SCALE_ELEMENTS`] elements. The last block may be shorter.
     Q8 {
         /// One per element.
         codes: &'a mut [u8],
@@ -95,21 +95,21 @@ impl<'a> MomentMut<'a> {
             return Err(Error::invalid(format!("{name} has {len} elements; the weights have {elements}")));
         }
         match self {
-            Self::Q8 { scales, .. } if scales.len() != elements.div_ceil(BLOCK) => {
-                let (len, wanted) = (scales.len(), elements.div_ceil(BLOCK));
+            Self::Q8 { scales, .. } if scales.len() != elements.div_ceil(SCALE_ELEMENTS) => {
+                let (len, wanted) = (scales.len(), elements.div_ceil(SCALE_ELEMENTS));
                 Err(Error::invalid(format!("{name} has {len} scales; {elements} elements need {wanted}")))
             }
             _ => Ok(()),
         }
     }
 
-    /// Splits at `at`, a multiple of [`BLOCK`] or the end.
+    /// Splits at `at`, a multiple of [`SCALE_ELEMENTS`] or the end.
     pub(crate) fn split_at(self, at: usize) -> (Self, Self) {
         match self {
             Self::F32(values) => split_slice(values, at, Self::F32),
             Self::Bf16(values) => split_slice(values, at, Self::Bf16),
             Self::Q8 { codes, scales } => {
-                let (codes, scales) = (codes.split_at_mut(at), scales.split_at_mut(at.div_ceil(BLOCK)));
+                let (codes, scales) = (codes.split_at_mut(at), scales.split_at_mut(at.div_ceil(SCALE_ELEMENTS)));
                 (Self::Q8 { codes: codes.0, scales: scales.0 }, Self::Q8 { codes: codes.1, scales: scales.1 })
             }
         }
@@ -124,9 +124,9 @@ impl<'a> MomentMut<'a> {
     #[inline(always)]
     pub(crate) fn tile<'b>(&'b mut self, sign: Sign, at: usize, buffer: &'b mut [f32; TILE]) -> &'b mut [f32; TILE] {
         match self {
-            Self::F32(values) => return direct(values, at, buffer),
+            Self::F32(values) => return tile_in_place(values, at, buffer),
             Self::Bf16(values) => widen::<Bf16>(&values[at..], buffer),
-            Self::Q8 { codes, scales } => decode(sign, &codes[at..], scales[at / BLOCK], buffer),
+            Self::Q8 { codes, scales } => decode(sign, &codes[at..], scales[at / SCALE_ELEMENTS], buffer),
         }
         buffer
     }
@@ -141,7 +141,7 @@ impl<'a> MomentMut<'a> {
                     *target = Bf16::narrow_stochastic(value.to_bits(), halves(sign, *noise));
                 }
             }
-            Self::Q8 { codes, scales } => scales[at / BLOCK] = encode(sign, tile, noise, &mut codes[at..]),
+            Self::Q8 { codes, scales } => scales[at / SCALE_ELEMENTS] = encode(sign, tile, noise, &mut codes[at..]),
         }
     }
 }

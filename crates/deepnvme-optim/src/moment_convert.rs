@@ -2,7 +2,7 @@
 
 use crate::error::Result;
 use crate::moment::{MomentMut, Sign};
-use crate::{BLOCK, TILE};
+use crate::{SCALE_ELEMENTS, TILE};
 
 /// Noise with which stochastic rounding rounds to nearest. Each number has the noise of both signs of moments.
 const NEAREST: [u32; TILE] = [0x7fff_7fff; TILE];
@@ -28,7 +28,7 @@ pub fn decode_moment(moment: &mut MomentMut<'_>, sign: Sign, out: &mut [f32]) ->
 ///
 /// [`Error::Invalid`](crate::Error::Invalid) if lengths differ.
 pub fn encode_moment(values: &[f32], sign: Sign, moment: &mut MomentMut<'_>) -> Result<()> {
-    const { assert!(TILE == BLOCK, "a tile has one scale") };
+    const { assert!(TILE == SCALE_ELEMENTS, "a tile has one scale") };
     moment.check("the moment", values.len())?;
     for (index, values) in values.chunks(TILE).enumerate() {
         let mut tile = [0.0; TILE];
@@ -71,10 +71,10 @@ mod tests {
             (sign, values) in prop_oneof![Just(Sign::Signed), Just(Sign::Unsigned)]
                 .prop_flat_map(|sign| (Just(sign), values(sign)))
         ) {
-            let (mut codes, mut scales) = (vec![0; values.len()], vec![0.0; values.len().div_ceil(BLOCK)]);
+            let (mut codes, mut scales) = (vec![0; values.len()], vec![0.0; values.len().div_ceil(SCALE_ELEMENTS)]);
             let once = through(&values, sign, &mut codes, &mut scales);
             prop_assert_eq!(&through(&once, sign, &mut codes, &mut scales), &once);
-            for (block, (values, once)) in values.chunks(BLOCK).zip(once.chunks(BLOCK)).enumerate() {
+            for (block, (values, once)) in values.chunks(SCALE_ELEMENTS).zip(once.chunks(SCALE_ELEMENTS)).enumerate() {
                 for (value, once) in values.iter().zip(once) {
                     // A sixteenth of the value, or of the smallest value of the block.
                     let floor = scales[block] * f32::exp2(-15.0);

@@ -1,7 +1,8 @@
 //! Noise for stochastic rounding from a counter. The bits depend only on the seed, the step, the use and the position
-//! of an element, so neither chunks nor threads matter.
+//! of an element, so neither tasks nor threads matter.
 
 use crate::TILE;
+use crate::float_slice::Rounding;
 
 /// The use of the noise. Each use has independent noise.
 #[derive(Clone, Copy)]
@@ -44,6 +45,20 @@ impl Noise {
             *out = scramble((index as u32).wrapping_add(place as u32), first, second);
         }
     }
+}
+
+/// Returns the noise for weights if they are rounded stochastically.
+#[inline(always)]
+pub(crate) fn weight_noise(
+    rounding: Rounding,
+    noise: Noise,
+    index: u64,
+    buffer: &mut [u32; TILE],
+) -> Option<&[u32; TILE]> {
+    (rounding == Rounding::Stochastic).then(|| {
+        noise.fill(NoiseStream::Weights, index, buffer);
+        &*buffer
+    })
 }
 
 /// The finaliser of `SplitMix64` (Steele, Lea, Flood 2014), after one of its steps.

@@ -1,7 +1,7 @@
 //! One step over memory: each element is read once and written once.
 //!
-//! A [`ParameterSlice`] is divided into chunks. Threads take batches of chunks from a list, so that they share elements
-//! evenly, however small the parameters are. A chunk of fp32 only, without a copy of the weights, is updated in place,
+//! A [`ParameterSlice`] is divided into tasks. Threads take batches of tasks from a list, so that they share elements
+//! evenly, however small the parameters are. A task of fp32 only, without a copy of the weights, is updated in place,
 //! and any other in tiles that stay in the L1 cache: gradients, weights and moments are converted to fp32, gradients
 //! are unscaled and clipped, the algorithm updates the tile, and the results are rounded and stored, optionally with a
 //! copy of the weights in another type.
@@ -10,12 +10,12 @@ use fearless_simd::{Level, Simd, dispatch};
 
 use crate::algorithm::{Algorithm, Grad, MOMENTS_MAX, Scalars, Tiles};
 use crate::error::{Error, Result};
-use crate::float_slice::{FloatSlice, FloatSliceMut, Rounding, weight_noise};
+use crate::float_slice::{FloatSlice, FloatSliceMut, Rounding};
 use crate::moment::{MomentMut, Sign};
-use crate::random::{Noise, NoiseStream};
+use crate::random::{Noise, NoiseStream, weight_noise};
 use crate::sqrt::SqrtMode;
 use crate::thread_pool::ThreadPool;
-use crate::{BATCH, BLOCK, CHUNK, TILE};
+use crate::{BATCH_ELEMENTS_MAX, SCALE_ELEMENTS, TASK_ELEMENTS_MAX, TILE};
 
 /// Elements that are processed at once if nothing is converted. A loop over a [`TILE`] is fully unrolled, so each of
 /// its loads advances by half a KiB, which the hardware prefetcher does not follow.
@@ -66,14 +66,15 @@ pub struct Kernel {
     level: Level,
 }
 
-/// The context of a step, and one of its chunks.
-type Chunk<'c, 'a> = (&'c StepContext, ParameterSlice<'a>);
+/// The context of a step, and one of its tasks.
+type Task<'c, 'a> = (&'c StepContext, ParameterSlice<'a>);
 
-/// Chunks in batches: small chunks together have at most [`BATCH`] elements, and a larger chunk is a batch of its own.
+/// Tasks in batches: small tasks together have at most [`BATCH_ELEMENTS_MAX`] elements, and a larger task is a batch of
+/// its own.
 #[derive(Default)]
 struct Batches<'c, 'a> {
-    full: Vec<Vec<Chunk<'c, 'a>>>,
-    open: Vec<Chunk<'c, 'a>>,
+    full: Vec<Vec<Task<'c, 'a>>>,
+    open: Vec<Task<'c, 'a>>,
     open_elements: usize,
 }
 
@@ -87,7 +88,7 @@ struct Scratch {
     unused: [[f32; WIDE_TILE]; MOMENTS_MAX],
 }
 
-/// The values of a step that all chunks share.
+/// The values of a step that all tasks share.
 struct StepContext {
     scalars: Scalars,
     signs: &'static [Sign],
@@ -150,12 +151,12 @@ impl Kernel {
         let contexts: Vec<StepContext> = lists.iter().map(|(step, _)| self.context(step)).collect();
         let mut batches = Batches::default();
         for ((_, parts), context) in lists.into_iter().zip(&contexts) {
-            parts.into_iter().for_each(|part| part.cut(|chunk| batches.push(context, chunk)));
+            parts.into_iter().for_each(|part| part.cut(|task| batches.push(context, task)));
         }
         pool.for_each(batches.finish(), |batch| {
             let mut scratch = Scratch::default();
-            for (context, mut chunk) in batch {
-                dispatch!(self.level, simd => context.run(simd, &mut chunk, &mut scratch));
+            for (context, mut task) in batch {
+                dispatch!(self.level, simd => context.run(simd, &mut task, &mut scratch));
             }
         });
         Ok(())
@@ -197,17 +198,17 @@ impl Kernel {
 }
 
 impl<'c, 'a> Batches<'c, 'a> {
-    fn push(&mut self, context: &'c StepContext, chunk: ParameterSlice<'a>) {
-        let elements = chunk.weights.len();
-        if self.open_elements > 0 && self.open_elements + elements > BATCH {
+    fn push(&mut self, context: &'c StepContext, task: ParameterSlice<'a>) {
+        let elements = task.weights.len();
+        if self.open_elements > 0 && self.open_elements + elements > BATCH_ELEMENTS_MAX {
             self.full.push(std::mem::take(&mut self.open));
             self.open_elements = 0;
         }
         self.open_elements += elements;
-        self.open.push((context, chunk));
+        self.open.push((context, task));
     }
 
-    fn finish(mut self) -> Vec<Vec<Chunk<'c, 'a>>> {
+    fn finish(mut self) -> Vec<Vec<Task<'c, 'a>>> {
         self.full.push(self.open);
         self.full
     }
@@ -226,11 +227,11 @@ impl Default for Scratch {
 }
 
 impl<'a> ParameterSlice<'a> {
-    /// Splits into chunks, and passes each on.
+    /// Splits into tasks, and passes each on.
     fn cut(self, mut each: impl FnMut(ParameterSlice<'a>)) {
         let mut rest = self;
-        while rest.weights.len() > CHUNK {
-            let (head, tail) = rest.split_at(CHUNK);
+        while rest.weights.len() > TASK_ELEMENTS_MAX {
+            let (head, tail) = rest.split_at(TASK_ELEMENTS_MAX);
             each(head);
             rest = tail;
         }
@@ -243,10 +244,10 @@ impl<'a> ParameterSlice<'a> {
     ///
     /// # Panics
     ///
-    /// If `at` is neither a multiple of [`BLOCK`] nor the end, or is beyond the end.
+    /// If `at` is neither a multiple of [`SCALE_ELEMENTS`] nor the end, or is beyond the end.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
-        assert!(at.is_multiple_of(BLOCK) || at == self.weights.len(), "a block is not cut");
+        assert!(at.is_multiple_of(SCALE_ELEMENTS) || at == self.weights.len(), "a block is not cut");
         let (weights, grad) = (self.weights.split_at(at), self.grad.split_at(at));
         let (heads, tails) = self.moments.into_iter().map(|moment| moment.split_at(at)).unzip();
         let (head, tail) = self.out.map(|out| out.split_at(at)).unzip();

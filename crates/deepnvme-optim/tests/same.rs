@@ -5,7 +5,7 @@ mod common;
 
 use common::{State, Vector, algorithms, kernel, levels, thread_pool, values};
 use deepnvme_optim::{
-    BLOCK, Float, FloatSlice, Rounding, SqrtMode, StepOptions, accumulate_with_level, gradient_norm,
+    Float, FloatSlice, Rounding, SCALE_ELEMENTS, SqrtMode, StepOptions, accumulate_with_level, gradient_norm,
     gradient_norm_with_level,
 };
 use proptest::prelude::*;
@@ -70,7 +70,7 @@ proptest! {
         };
         let pool = thread_pool(3);
         let cut = |algorithm: usize, state: &mut State, grad: &Vector, step: &StepOptions| {
-            let mut places: Vec<usize> = cuts.iter().map(|cut| (cut * BLOCK).min(elements)).collect();
+            let mut places: Vec<usize> = cuts.iter().map(|cut| (cut * SCALE_ELEMENTS).min(elements)).collect();
             places.sort_unstable();
             let (mut parts, mut rest, mut done) = (Vec::new(), state.part(grad), 0);
             for place in places {

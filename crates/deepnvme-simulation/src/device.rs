@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use deepnvme_io::Result;
 use deepnvme_io::backend::Backend;
 use deepnvme_io::backend::inline::InlineBackend;
-use deepnvme_io::op::{Completion, Errno, Op, OpKind, Pieces, Submit};
+use deepnvme_io::op::{Completion, Errno, Iovecs, Op, OpKind, Submit};
 use deepnvme_testkit::data::first_bytes_of;
 use deepnvme_testkit::rng::Rng;
 use deepnvme_testkit::scheduled_backend::SimDevice;
@@ -97,17 +97,17 @@ fn transfer(mut op: Op, rng: &mut Rng) -> (Op, std::result::Result<usize, Errno>
         return execute_inline(op);
     }
     let kept = rng.within(1..sectors as u64) as usize * 512;
-    let (mut short, mut left) = (Pieces::new(), kept);
-    for piece in &op.pieces {
-        let len = piece.len().min(left);
+    let (mut short, mut left) = (Iovecs::new(), kept);
+    for iovec in &op.iovecs {
+        let len = iovec.len().min(left);
         if len > 0 {
-            short.push(piece.slice(0..len));
+            short.push(iovec.slice(0..len));
         }
         left -= len;
     }
-    let whole = std::mem::replace(&mut op.pieces, short);
+    let whole = std::mem::replace(&mut op.iovecs, short);
     let (mut done, result) = execute_inline(op);
-    done.pieces = whole;
+    done.iovecs = whole;
     (done, result)
 }
 

@@ -12,12 +12,12 @@ use deepnvme_checkpoint::history::{
     self, History, Holder, LOCK, MANIFEST, ManifestEntry, PARTS_LIST, Part, SHARDS_LIST,
 };
 use deepnvme_checkpoint::write::{Save, SaveOptions, Staging, Tensor};
-use deepnvme_file::replace::{Member, PrivateFolder, SetReplacement, UNPROVEN_MARK, retire_set};
+use deepnvme_file::replace::{Member, PrivateFolder, SetReplacement, UNPROVEN_MARKER, retire_set};
 use deepnvme_file::{Replacement, Target};
 use deepnvme_format::Dtype;
 use deepnvme_format::checksums::checksums_of;
+use deepnvme_format::file_list::FILES_KEY;
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_format::set::FILES_KEY;
 use deepnvme_io::Result;
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::Region;
@@ -92,7 +92,7 @@ fn with_each_refused<T: 'static>(
 fn names() -> Vec<String> {
     let names = [FOLDER, MEMBERS].map(|folder| fs::entries(Path::new(folder)).unwrap());
     let names = names.into_iter().flatten().map(|name| name.into_string().unwrap());
-    names.filter(|name| !name.contains(UNPROVEN_MARK)).collect()
+    names.filter(|name| !name.contains(UNPROVEN_MARKER)).collect()
 }
 
 fn write(path: &Path, text: &str, is_new: bool) -> Result<()> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_file::aligned_range::join_buffer;
-use deepnvme_io::mem::{Buffer, PAGE_BYTES, RegionMut, Reserved};
+use deepnvme_io::mem::{Buffer, PAGE_BYTES, RegionMut, ReservedRange};
 use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer};
 
 use crate::decode::{Workspace, convert};
@@ -44,7 +44,7 @@ impl InlineDecoder {
         engine: &Engine,
         sources: &[WeightFile],
         mut conversions: Vec<Conversion>,
-        memory: &Reserved,
+        memory: &ReservedRange,
     ) -> Result<DecodeCost> {
         let file_range = |each: &Conversion| (each.source, each.offset, each.bytes);
         conversions.sort_unstable_by_key(file_range);
@@ -71,7 +71,7 @@ impl InlineDecoder {
         &mut self,
         batch: Batch<'_>,
         sources: &[WeightFile],
-        memory: &Reserved,
+        memory: &ReservedRange,
         spare: &mut Vec<Buffer>,
         cost: &mut DecodeCost,
     ) -> Result<()> {

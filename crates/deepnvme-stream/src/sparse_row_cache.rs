@@ -5,14 +5,14 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use deepnvme_codec::Float;
-use deepnvme_io::mem::Reserved;
+use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{Engine, ReadItem};
 
-use crate::encoded_tensor::EncodedTensor;
 use crate::error::{Error, Result};
 use crate::inline_decoder::InlineDecoder;
 use crate::layer_group::Conversion;
 use crate::stats::StreamStats;
+use crate::stored_tensor::StoredTensor;
 use crate::sync::{Instant, Mutex};
 use crate::weight_file::WeightFile;
 
@@ -28,20 +28,20 @@ pub enum RowLocations {
     },
     /// Pieces of each row, in memory order: file, offset, bytes.
     PerRow(Vec<Vec<(usize, u64, usize)>>),
-    /// Encoded tensors, whose ranges form this one.
-    Encoded {
+    /// Ranges of stored tensors, which are converted and form this one.
+    Converted {
         /// In the order of its elements.
-        ranges: Vec<EncodedRange>,
+        ranges: Vec<StoredRange>,
         /// The type of its elements in memory.
         to: Float,
     },
 }
 
-/// A range of an encoded tensor.
+/// A range of a stored tensor.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EncodedRange {
+pub struct StoredRange {
     /// The tensor.
-    pub tensor: Arc<EncodedTensor>,
+    pub tensor: Arc<StoredTensor>,
     /// The first byte, decoded.
     pub start: usize,
     /// Bytes, decoded.
@@ -68,7 +68,7 @@ pub struct RowTensor {
 
 /// Keeps recently used rows in bounded memory, each at its place in the whole tensor.
 ///
-/// The tensors lie in [`Reserved`] memory, so they look complete, but only cached rows have memory. The least
+/// The tensors lie in [`ReservedRange`] memory, so they look complete, but only cached rows have memory. The least
 /// frequently used rows are evicted first, and of equally frequent ones the least recently used. Memory is counted in
 /// pages: a page counts once for all rows in it, and is freed with the last of them.
 #[derive(Debug)]
@@ -76,7 +76,7 @@ pub struct SparseRowCache {
     engine: Arc<Engine>,
     sources: Vec<WeightFile>,
     tensors: Vec<RowTensor>,
-    memory: Reserved,
+    memory: ReservedRange,
     bytes_max: u64,
     state: Mutex<State>,
 }
@@ -112,7 +112,7 @@ impl SparseRowCache {
         engine: Arc<Engine>,
         sources: Vec<WeightFile>,
         tensors: Vec<RowTensor>,
-        memory: Reserved,
+        memory: ReservedRange,
         bytes_max: u64,
     ) -> Result<Self> {
         for (index, tensor) in tensors.iter().enumerate() {
@@ -121,12 +121,12 @@ impl SparseRowCache {
             let fits = is_whole && end.is_some_and(|end| end <= memory.bytes());
             let has_locations = match &tensor.locations {
                 RowLocations::Contiguous { source, .. } => *source < sources.len(),
-                RowLocations::Encoded { ranges, to } => {
-                    let elements = |range: &EncodedRange| range.bytes / range.tensor.float.bytes();
-                    let is_there = |range: &EncodedRange| {
+                RowLocations::Converted { ranges, to } => {
+                    let elements = |range: &StoredRange| range.bytes / range.tensor.float.bytes();
+                    let is_there = |range: &StoredRange| {
                         let end = range.start.checked_add(range.bytes);
                         let known = range.tensor.source < sources.len() && range.tensor.check().is_ok();
-                        known && end.is_some_and(|end| range.tensor.conversions(end..end, 0, *to).is_ok())
+                        known && end.is_some_and(|end| range.tensor.check_end(end).is_ok())
                     };
                     tensor.row_bytes.is_multiple_of(to.bytes())
                         && ranges.iter().map(elements).sum::<usize>() * to.bytes() == tensor.bytes
@@ -294,7 +294,7 @@ impl SparseRowCache {
                     RowLocations::Contiguous { source, offset } => {
                         read(*source, offset + (index * tensor.row_bytes) as u64, place);
                     }
-                    RowLocations::Encoded { ranges, to } => {
+                    RowLocations::Converted { ranges, to } => {
                         let begin = place.start - tensor.at;
                         for conversion in conversions_of(ranges, *to, begin..begin + place.len(), place.start)? {
                             used[conversion.source] = true;
@@ -332,9 +332,9 @@ impl SparseRowCache {
 }
 
 /// The conversions that load a range of the tensor to the offset `at`.
-fn conversions_of(ranges: &[EncodedRange], to: Float, wanted: Range<usize>, at: usize) -> Result<Vec<Conversion>> {
+fn conversions_of(ranges: &[StoredRange], to: Float, wanted: Range<usize>, at: usize) -> Result<Vec<Conversion>> {
     let (mut begin, mut found) = (0, Vec::new());
-    for EncodedRange { tensor, start, bytes } in ranges {
+    for StoredRange { tensor, start, bytes } in ranges {
         let element_bytes = tensor.float.bytes();
         let end = begin + bytes / element_bytes * to.bytes();
         let (from, until) = (wanted.start.max(begin), wanted.end.min(end));

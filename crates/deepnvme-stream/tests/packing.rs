@@ -139,11 +139,11 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
         found.insert(tensor.name.clone(), (tensor.dtype, tensor.shape.clone(), bytes, false));
     }
     for packed in tensors(header, 0).unwrap() {
-        let Form::Parts { bytes, starts, .. } = &packed.encoded.form else { panic!("it has parts") };
+        let Form::Parts { bytes, starts, .. } = &packed.stored.form else { panic!("it has parts") };
         let slot_bytes = bytes.next_multiple_of(4096);
         let arena = Buffer::zeroed(slot_bytes).unwrap().into_region();
         let memory = arena.region();
-        let conversions = packed.encoded.conversions(0..*bytes, 0, packed.encoded.float).unwrap();
+        let conversions = packed.stored.conversions(0..*bytes, 0, packed.stored.float).unwrap();
         assert!(starts.len() > 2 || *bytes <= 256 << 10, "it is cut into parts");
         let group = LayerGroup { conversions, ..LayerGroup::default() };
         let class = SlotClass { slots: 1, prefetch: 0, slot_bytes, shares_memory: false };

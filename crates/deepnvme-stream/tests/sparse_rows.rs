@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_io::backend::BackendKind;
-use deepnvme_io::mem::Reserved;
+use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_stream::{Error, RowLocations, RowTensor, SparseRowCache, WeightFile};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 struct World {
     cache: SparseRowCache,
-    memory: Reserved,
+    memory: ReservedRange,
     data: Vec<u8>,
     /// For each tensor: its offset in memory, bytes of a piece, and its bytes.
     parts: Vec<(usize, usize, usize)>,
@@ -86,7 +86,7 @@ impl World {
                 locations: RowLocations::PerRow(each.collect()),
             },
         ];
-        let memory = Reserved::new(second + items * 2 * piece_bytes, row_bytes).unwrap();
+        let memory = ReservedRange::new(second + items * 2 * piece_bytes, row_bytes).unwrap();
         let source = WeightFile::open(path.clone()).unwrap();
         let bound = (kept_items * (row_bytes + 2 * piece_bytes)) as u64;
         let cache = SparseRowCache::new(engine, vec![source], parts, memory.clone(), bound).unwrap();

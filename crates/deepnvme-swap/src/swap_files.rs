@@ -79,10 +79,10 @@ impl SwapFiles {
     /// later. Does nothing if the file system cannot preallocate. Returns the new size.
     pub(crate) fn preallocate(&self, end: u64) -> Result<u64, IoError> {
         let more = (end + (end / 8).min(GROWTH_BYTES_MAX)).next_multiple_of(self.alignment);
-        if self.file.set_len(more).is_ok() {
+        if self.file.allocate_len(more).is_ok() {
             return Ok(more);
         }
-        self.file.set_len(end)?;
+        self.file.allocate_len(end)?;
         Ok(end)
     }
 

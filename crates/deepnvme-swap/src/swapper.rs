@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use deepnvme_io::mem::{Arena, ParentOnly, Region};
-use deepnvme_io::{Engine, Error as IoError, known_to_driver, start_thread};
+use deepnvme_io::{Engine, Error as IoError, register_with_driver, start_thread};
 
 use crate::borrowed::Borrowed;
 use crate::disk_space::DiskSpace;
@@ -50,7 +50,7 @@ impl Swapper {
             )));
         }
         let arena = Arena::new(memory_bytes, true).map_err(|error| IoError::from_io("allocate memory", &error))?;
-        let arena = arena.wrapped(known_to_driver);
+        let arena = arena.wrapped(register_with_driver);
         let share = (memory_bytes / BUDGET_FRACTION.1 * BUDGET_FRACTION.0).min(BUDGET_BYTES_MAX);
         let budgets = Budgets {
             prefetch_bytes: options.prefetch_bytes.unwrap_or(share).min(memory_bytes),

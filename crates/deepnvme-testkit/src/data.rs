@@ -66,10 +66,10 @@ pub fn read_back(engine: &Engine, file: &Arc<TensorFile>, offset: u64, bytes: us
 pub fn first_bytes_of(op: &Op, count: usize) -> Vec<u8> {
     let mut bytes = vec![0; count];
     let mut at = 0;
-    for piece in &op.pieces {
-        let len = piece.len().min(count - at);
+    for iovec in &op.iovecs {
+        let len = iovec.len().min(count - at);
         if len > 0 {
-            piece.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
+            iovec.slice(0..len).copy_to_slice(0, &mut bytes[at..at + len]);
             at += len;
         }
     }

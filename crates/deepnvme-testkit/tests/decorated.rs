@@ -42,7 +42,7 @@ fn write_all(faults: &Faults) -> Vec<Outcome> {
     home.into_iter()
         .map(|completion| {
             let at = completion.op.offset as usize;
-            let memory: Vec<u8> = completion.op.pieces.iter().flat_map(bytes_of).collect();
+            let memory: Vec<u8> = completion.op.iovecs.iter().flat_map(bytes_of).collect();
             assert_eq!(memory, random_bytes((at / OP_BYTES) as u64, OP_BYTES), "the op completed with other memory");
             (completion.result, memory, content[at..at + OP_BYTES].to_vec())
         })

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from os import PathLike
 
-    from deepnvme._deepnvme import Engine, _EncodedTensor
+    from deepnvme._deepnvme import Engine, _StoredTensor
 
     _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
 
@@ -148,7 +148,7 @@ class ModelFiles:
             self.tensors[entry.name] = origin
 
 
-def _packed_origin(source: int, dtype: str, shape: Sequence[int], encoded: _EncodedTensor) -> Origin:
+def _packed_origin(source: int, dtype: str, shape: Sequence[int], encoded: _StoredTensor) -> Origin:
     decoded = Origin((), getattr(torch, dtype), tuple(shape))
     return replace(decoded, ranges=(ByteRange(source, 0, decoded.nbytes, encoded),))
 

@@ -14,7 +14,7 @@ from deepnvme._deepnvme import _row_page_bytes, _SparseRowCache
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
 from deepnvme._stream.thread_turns import ThreadTurns
-from deepnvme._stream.weight_origin import FLOATS, encoded_ranges
+from deepnvme._stream.weight_origin import FLOATS, stored_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from deepnvme._modules.partition import RowLookup
     from deepnvme._stream.call_gate import CallGate
     from deepnvme._stream.changed_buffers import ChangedBuffers
-    from deepnvme._stream.weight_origin import ByteRange, EncodedRange, Origin, WeightFiles
+    from deepnvme._stream.weight_origin import ByteRange, Origin, StoredRange, WeightFiles
 
-    # Source and offset of contiguous rows; or the ranges of each row; or encoded ranges and their target dtype.
-    _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[EncodedRange], str]
+    # Source and offset of contiguous rows; or the ranges of each row; or stored ranges and their target dtype.
+    _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[StoredRange], str]
 
 # Maximum bytes of rows that are read together. More would read rows that nobody asked for.
 _ROWS_BYTES_MAX = 64 << 10
@@ -191,7 +191,7 @@ def _congruent(at: int, origin: Origin) -> int:
 
 def _locations_of(origin: Origin) -> _RowLocations:
     if not origin.is_raw:
-        return encoded_ranges(origin), FLOATS[origin.memory_dtype]
+        return stored_ranges(origin), FLOATS[origin.memory_dtype]
     if len(origin.ranges) == 1:
         return origin.ranges[0].source, origin.ranges[0].offset
     row_bytes = origin.nbytes // origin.shape[0]

@@ -11,12 +11,12 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from deepnvme._deepnvme import Engine, StripeSet, _EncodedTensor
+    from deepnvme._deepnvme import Engine, StripeSet, _StoredTensor
 
-    # An encoded tensor, first byte, byte count; or source, offset, byte count, and the dtype in the file.
-    EncodedRange: TypeAlias = tuple[_EncodedTensor, int, int] | tuple[int, int, int, str]
-    # The encoded range, its target offset, and the target dtype.
-    Conversion: TypeAlias = tuple[EncodedRange, int, str]
+    # A stored tensor, first byte, byte count; or source, offset, byte count, and the dtype in the file.
+    StoredRange: TypeAlias = tuple[_StoredTensor, int, int] | tuple[int, int, int, str]
+    # The stored range, its target offset, and the target dtype.
+    Conversion: TypeAlias = tuple[StoredRange, int, str]
 
 # CPU kernels choose their summation order by the position in a cache line. With MKL, one row times a float32 matrix
 # gives other last bits if the weights do not start at a multiple of 16 bytes.
@@ -31,7 +31,7 @@ class ByteRange:
     # Offset in the file, or in the decoded bytes of an encoded tensor.
     offset: int
     nbytes: int
-    encoded: _EncodedTensor | None = None
+    encoded: _StoredTensor | None = None
 
 
 @dataclass(frozen=True)
@@ -173,9 +173,9 @@ def can_cast(origin: torch.dtype, target: torch.dtype) -> bool:
     return origin == target or (origin in FLOATS and target in FLOATS)
 
 
-def encoded_ranges(origin: Origin) -> list[EncodedRange]:
-    """List the encoded ranges of a weight in element order."""
-    made: list[EncodedRange] = []
+def stored_ranges(origin: Origin) -> list[StoredRange]:
+    """List the stored ranges of a weight in element order."""
+    made: list[StoredRange] = []
     for byte_range in origin.ranges:
         if byte_range.encoded is None:
             made.append((byte_range.source, byte_range.offset, byte_range.nbytes, FLOATS[origin.dtype]))
@@ -187,7 +187,7 @@ def encoded_ranges(origin: Origin) -> list[EncodedRange]:
 def conversions(origin: Origin, at: int) -> list[Conversion]:
     """List the conversions that decode a weight to the offset ``at`` in memory."""
     made = []
-    for byte_range, run in zip(origin.ranges, encoded_ranges(origin), strict=True):
+    for byte_range, run in zip(origin.ranges, stored_ranges(origin), strict=True):
         made.append((run, at, FLOATS[origin.memory_dtype]))
         at += byte_range.nbytes // origin.dtype.itemsize * origin.memory_dtype.itemsize
     return made

@@ -1,7 +1,7 @@
-//! Lists of the files of a checkpoint.
+//! File lists of checkpoints.
 
 use deepnvme_checkpoint::read;
-use deepnvme_format::set;
+use deepnvme_format::file_list;
 use pyo3::prelude::*;
 
 use super::to_exception;
@@ -25,18 +25,18 @@ pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) ->
     Ok(set.map_err(|error| to_exception(py, &error))?.files.into_iter().map(tuple).collect())
 }
 
-/// Refuse the name of a list of files for one file.
+/// Raise if the path has the name of an index or a manifest: a single file there could not be loaded.
 #[pyfunction]
 pub(crate) fn _refuse_list_name(py: Python<'_>, path: &Bound<'_, PyAny>) -> PyResult<()> {
     read::refuse_list_name(&file_name(path)?).map_err(|error| to_exception(py, &error))
 }
 
-/// Check a list against its checksum: ``"sound"``, ``"damaged"`` or ``"unsealed"``.
+/// Check a list against its checksum: ``"sealed"``, ``"damaged"`` or ``"unsealed"``.
 #[pyfunction]
 pub(crate) fn _list_state(text: &[u8]) -> &'static str {
-    match set::state(text) {
-        set::ChecksumState::Matches => "sound",
-        set::ChecksumState::Differs => "damaged",
-        set::ChecksumState::Missing => "unsealed",
+    match file_list::seal_state(text) {
+        file_list::SealState::Sealed => "sealed",
+        file_list::SealState::Damaged => "damaged",
+        file_list::SealState::Unsealed => "unsealed",
     }
 }

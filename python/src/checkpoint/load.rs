@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::read::{self, BufferedExtent, Coverage, FileMetadata, LoadBuffer, Reader, Verify};
-use deepnvme_format::set;
+use deepnvme_format::file_list;
 use deepnvme_io::display;
 use deepnvme_mem::RegionMut;
 use deepnvme_mem::sync::ignore_poison;
@@ -116,7 +116,7 @@ impl CheckpointReader {
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
         let checked = background::run_read_only(py, move || {
             reader.check_metadata()?;
-            reader.compare_fingerprint(&engine, set::FileFingerprint { bytes, index_crc64 })
+            reader.compare_fingerprint(&engine, file_list::FileFingerprint { bytes, index_crc64 })
         })?;
         checked.map_err(|error| to_exception(py, &error))
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use deepnvme_mem::dlpack::DLDataType;
-use deepnvme_optim::{BLOCK, Float};
+use deepnvme_optim::{Float, SCALE_ELEMENTS};
 use pyo3::prelude::*;
 
 use super::plan::{MomentFormat, Placement, Prepared};
@@ -157,7 +157,8 @@ impl Finder<'_> {
             (MomentFormat::Bf16, Some(Float::Bf16), _) => moment.slice(held, write).map(Moment::Bf16),
             (MomentFormat::Q8, _, Some(scales)) if moment.dtype == DLDataType::U8 => {
                 let scales = self.classes.describe(scales)?;
-                let fits = float(&scales) == Some(Float::F32) && scales.elements == param.elements.div_ceil(BLOCK);
+                let fits =
+                    float(&scales) == Some(Float::F32) && scales.elements == param.elements.div_ceil(SCALE_ELEMENTS);
                 let scales = scales.slice(held, write).filter(|_| fits)?;
                 Some(Moment::Q8(moment.slice(held, write)?, scales))
             }
@@ -172,7 +173,7 @@ impl Finder<'_> {
             MomentFormat::Bf16 => memory.cast_part(offset, count).map(Moment::Bf16),
             MomentFormat::Q8 => {
                 let scales = offset.checked_add(count.checked_next_multiple_of(4)?)?;
-                let scales = memory.cast_part(scales, count.div_ceil(BLOCK))?;
+                let scales = memory.cast_part(scales, count.div_ceil(SCALE_ELEMENTS))?;
                 Some(Moment::Q8(memory.cast_part(offset, count)?, scales))
             }
         }

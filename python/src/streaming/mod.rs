@@ -5,34 +5,34 @@ use std::time::Duration;
 
 use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
-use deepnvme_mem::{Reserved, StreamHandle};
+use deepnvme_mem::{ReservedRange, StreamHandle};
 use deepnvme_stream::{
-    Conversion, EncodedRange, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StreamPlan,
+    Conversion, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StoredRange, StreamPlan,
     StreamStats, Streamer, WeightFile,
 };
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
-use self::encoded_tensor::{EncodedArgument, encoded_range, float};
 use self::error::to_exception;
+use self::stored_tensor::{RangeArgument, float, stored_range};
 use crate::engine::PyEngine;
 use crate::error::{InvalidArgumentError, plain};
 use crate::path::PathArgument;
 use crate::{default, memory, tensor_memory};
 
-mod encoded_tensor;
 mod error;
+mod stored_tensor;
 
-pub(crate) use encoded_tensor::{_packed_tensors, PyEncodedTensor};
+pub(crate) use stored_tensor::{_packed_tensors, PyStoredTensor};
 
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// File index, offset in the file, bytes, offset in the slot.
 type PieceArgument = (usize, u64, usize, usize);
-/// A range of an encoded tensor, offset in the slot, type in memory.
-type ConversionArgument<'py> = (EncodedArgument<'py>, usize, String);
+/// A range of a stored tensor, offset in the slot, type in memory.
+type ConversionArgument<'py> = (RangeArgument<'py>, usize, String);
 /// File index, offset in the file, bytes.
 type FileRangeArgument = (usize, u64, usize);
 
@@ -154,7 +154,7 @@ impl PyStreamer {
 #[pyclass(frozen, name = "_SparseRowCache", module = "deepnvme._deepnvme")]
 pub(crate) struct PySparseRowCache {
     cache: SparseRowCache,
-    memory: Reserved,
+    memory: ReservedRange,
     pid: u32,
 }
 
@@ -163,8 +163,8 @@ type TensorArgument<'py> = (usize, usize, usize, usize, usize, LocationsArgument
 
 #[derive(FromPyObject)]
 enum LocationsArgument<'py> {
-    /// Ranges of encoded tensors, and the type in memory.
-    Encoded((Vec<EncodedArgument<'py>>, String)),
+    /// Ranges of stored tensors, and the type in memory.
+    Converted((Vec<RangeArgument<'py>>, String)),
     Contiguous((usize, u64)),
     PerRow(Vec<Vec<FileRangeArgument>>),
 }
@@ -174,9 +174,9 @@ impl LocationsArgument<'_> {
         Ok(match self {
             Self::Contiguous((source, offset)) => RowLocations::Contiguous { source, offset },
             Self::PerRow(each) => RowLocations::PerRow(each),
-            Self::Encoded((ranges, to)) => {
-                let ranges = ranges.into_iter().map(|each| encoded_range(py, each)).collect::<PyResult<_>>()?;
-                RowLocations::Encoded { ranges, to: float(&to)? }
+            Self::Converted((ranges, to)) => {
+                let ranges = ranges.into_iter().map(|each| stored_range(py, each)).collect::<PyResult<_>>()?;
+                RowLocations::Converted { ranges, to: float(&to)? }
             }
         })
     }
@@ -205,7 +205,7 @@ impl PySparseRowCache {
             return Err(InvalidArgumentError::new_err("a tensor of 0 bytes has no rows"));
         }
         let row_bytes = tensors.iter().map(|tensor| tensor.row_bytes).min().unwrap_or(0);
-        let memory = Reserved::new(nbytes, row_bytes).map_err(|error| {
+        let memory = ReservedRange::new(nbytes, row_bytes).map_err(|error| {
             let errno = error.raw_os_error();
             PyOSError::new_err((errno, format!("cannot reserve {nbytes} bytes of address space (see ulimit -v)")))
         })?;
@@ -256,13 +256,13 @@ pub(crate) fn _cacheable_bytes(py: Python<'_>, conversions: Vec<Vec<ConversionAr
 
 /// Return the page size of memory for rows of this size.
 #[pyfunction]
-pub(crate) fn _row_page_bytes(piece_bytes: usize) -> usize {
-    Reserved::page_bytes_for(piece_bytes)
+pub(crate) fn _row_page_bytes(row_bytes: usize) -> usize {
+    ReservedRange::page_bytes_for(row_bytes)
 }
 
-/// Returns the conversions that load an encoded range into a slot.
+/// Returns the conversions that load a stored range into a slot.
 fn conversions_of(py: Python<'_>, (argument, at, to): ConversionArgument<'_>) -> PyResult<Vec<Conversion>> {
-    let EncodedRange { tensor, start, bytes } = encoded_range(py, argument)?;
+    let StoredRange { tensor, start, bytes } = stored_range(py, argument)?;
     tensor.conversions(start..start + bytes, at, float(&to)?).map_err(|error| to_exception(py, &error))
 }
 

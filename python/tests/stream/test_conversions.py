@@ -9,7 +9,7 @@ import torch
 
 import deepnvme
 from deepnvme._stream.planner import lay_out_group
-from deepnvme._stream.weight_origin import ByteRange, Origin, conversions, encoded_ranges
+from deepnvme._stream.weight_origin import ByteRange, Origin, conversions, stored_ranges
 
 from .small_models import logits, make_bfloat16
 
@@ -85,7 +85,7 @@ def test_converted_weights_follow_page_congruent_ones() -> None:
         ((1, 70, 1000), 10192),
     ]
     assert layout.nbytes >= 8192 + 4000
-    assert encoded_ranges(plain) == [(0, 5000, 4000, "float32")]
+    assert stored_ranges(plain) == [(0, 5000, 4000, "float32")]
     assert conversions(cast, 0)[1] == ((1, 70, 1000, "bfloat16"), 2000, "float32")
 
 

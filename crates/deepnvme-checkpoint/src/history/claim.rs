@@ -34,7 +34,7 @@ impl History {
         drop(lock(&self.lock).take());
         let lacks_locks = match Lock::take(&self.folder, holder)? {
             LockOutcome::Held(taken) => {
-                // Store it at once: a child that is forked from here on must find and close it.
+                // Store it immediately: a child that is forked from here on must find and close it.
                 *lock(&self.lock) = Some(taken);
                 false
             }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
+use deepnvme_format::file_list::{self, FileFingerprint};
 use deepnvme_format::safetensors::{HEADER_BYTES_MAX, LENGTH_BYTES};
-use deepnvme_format::set::{self, FileFingerprint};
 use deepnvme_io::fs::{self, FileKind, OFlags, Stat};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, Result as IoResult};
@@ -277,7 +277,7 @@ fn is_part(file: &OwnedFd, stat: &Stat, part: &Part) -> Result<bool, Errno> {
 
 /// Returns the shards in an index, with their recorded fingerprints. `None` if a fingerprint is missing.
 fn fingerprints_of(text: &[u8]) -> Option<Vec<(String, FileFingerprint)>> {
-    let fingerprints: HashMap<String, FileFingerprint> = set::files(text).ok()?.into_iter().collect();
+    let fingerprints: HashMap<String, FileFingerprint> = file_list::files(text).ok()?.into_iter().collect();
     members::shards(text)?.into_iter().map(|name| fingerprints.get(&name).map(|found| (name, *found))).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set::{self, ChecksumState};
+use deepnvme_format::file_list::{self, SealState};
 use deepnvme_format::{Error as FormatError, JSON_MEMORY_FACTOR};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, fs};
@@ -37,7 +37,7 @@ pub fn listed(folder: &Path) -> Result<Option<Listed>> {
         (entry, path)
     };
     let checkpoints = manifest.checkpoints.into_iter().map(at).collect();
-    let has_checksum = set::state(&text) == ChecksumState::Matches;
+    let has_checksum = file_list::seal_state(&text) == SealState::Sealed;
     Ok(Some(Listed { path, bytes: text.len() as u64, has_checksum, checkpoints }))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use deepnvme_format::set;
+use deepnvme_format::file_list;
 use serde::{Deserialize, Serialize};
 
 use super::names;
@@ -124,11 +124,11 @@ impl Manifest {
         struct Versioned {
             version: u32,
         }
-        if set::state(text) == set::ChecksumState::Differs {
+        if file_list::seal_state(text) == file_list::SealState::Damaged {
             return Err(format!(
                 "some of it is not as it was written: its checksum does not match. Put back a copy of it; if you \
                  have edited it, remove {:?} from it",
-                set::CHECKSUM_KEY
+                file_list::CHECKSUM_KEY
             ));
         }
         let Versioned { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
@@ -147,10 +147,10 @@ impl Manifest {
     /// Renders the manifest.
     #[must_use]
     pub fn text(&self) -> String {
-        let blank = Self { checksum: set::BLANK.into(), ..self.clone() };
+        let blank = Self { checksum: file_list::BLANK.into(), ..self.clone() };
         // Strings, numbers and lists of them always serialise, and the text contains a blank checksum.
         let text = serde_json::to_string_pretty(&blank).unwrap_or_default() + "\n";
-        set::write_checksum(&text).unwrap_or(text)
+        file_list::write_checksum(&text).unwrap_or(text)
     }
 
     /// Returns whether a current or retired checkpoint has that name.

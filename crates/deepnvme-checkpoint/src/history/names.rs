@@ -3,7 +3,7 @@
 //! `step-00000010.pt` is the first save of its step, `step-00000010-1.pt` the next one. A sharded checkpoint is a
 //! folder without a suffix. A checkpoint in parts consists of `.part-03-of-16` files and a list of them.
 
-use deepnvme_file::replace::TEMPORARY_MARK;
+use deepnvme_file::replace::TEMPORARY_MARKER;
 
 /// Suffix of a list of parts.
 pub const PARTS_LIST: &str = ".stripes.json";
@@ -48,15 +48,15 @@ fn is_number(text: &str, digits: usize) -> bool {
 #[must_use]
 pub(super) fn is_private_of(private: &str, name: &str) -> bool {
     let rest = private.strip_prefix('.').and_then(|rest| rest.strip_prefix(name));
-    rest.and_then(|rest| rest.strip_prefix(TEMPORARY_MARK))
-        .is_some_and(|mark| !mark.is_empty() && mark.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
+    rest.and_then(|rest| rest.strip_prefix(TEMPORARY_MARKER))
+        .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-'))
 }
 
 /// Returns whether `private` is a private name of a checkpoint's file. The file may get a different final name, if the
 /// stated one has been taken since.
 #[must_use]
 pub(super) fn is_private(private: &str) -> bool {
-    let stated = private.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARK));
+    let stated = private.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARKER));
     stated.is_some_and(|(name, _)| is_checkpoint(name) && is_private_of(private, name))
 }
 

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use deepnvme_file::replace::{self, TEMPORARY_MARK};
+use deepnvme_file::replace::{self, TEMPORARY_MARKER};
 use deepnvme_io::fs::{self, FileKind, OFlags, Stat};
 use deepnvme_io::mem::CreatorProcess;
 use deepnvme_io::op::Errno;
@@ -22,7 +22,7 @@ const TRIES_MAX: u32 = 100;
 /// Builds the private name of a file.
 fn name_of(target: &str, stat: &Stat) -> Result<String, Errno> {
     let random = fs::random_bits()? as u64;
-    Ok(format!(".{target}{TEMPORARY_MARK}{:x}-{:x}-{random:016x}", stat.identity.inode, stat.born_ns.unwrap_or(0)))
+    Ok(format!(".{target}{TEMPORARY_MARKER}{:x}-{:x}-{random:016x}", stat.identity.inode, stat.born_ns.unwrap_or(0)))
 }
 
 /// The claim of a private name about the file that has it.
@@ -39,10 +39,10 @@ pub(super) enum Stated {
 impl Stated {
     /// Compares a name with the file that has it.
     pub(super) fn by(name: &str, stat: &Stat) -> Self {
-        let mark = name.split_once(TEMPORARY_MARK).map_or("", |(_, mark)| mark);
+        let rest = name.split_once(TEMPORARY_MARKER).map_or("", |(_, rest)| rest);
         match states(name, stat) {
             true => Self::This,
-            false if mark.starts_with("0-0-") || mark.starts_with("new-") => Self::Nothing,
+            false if rest.starts_with("0-0-") || rest.starts_with("new-") => Self::Nothing,
             false => Self::Another,
         }
     }
@@ -50,9 +50,9 @@ impl Stated {
 
 /// Returns whether the name states this very file.
 fn states(name: &str, stat: &Stat) -> bool {
-    let Some((_, mark)) = name.split_once(TEMPORARY_MARK) else { return false };
-    let stated = format!("{:x}-{:x}-", stat.identity.inode, stat.born_ns.unwrap_or(0));
-    mark.strip_prefix(&stated)
+    let Some((_, rest)) = name.split_once(TEMPORARY_MARKER) else { return false };
+    let mark = format!("{:x}-{:x}-", stat.identity.inode, stat.born_ns.unwrap_or(0));
+    rest.strip_prefix(&mark)
         .is_some_and(|random| random.len() == 16 && random.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
@@ -61,7 +61,7 @@ pub(super) fn remove_leftovers(folder: &Path, entries: &[OsString], listed: impl
     let mut targets = BTreeSet::new();
     for name in entries.iter().filter_map(|name| name.to_str()) {
         let Some(target) =
-            name.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARK)).map(|(target, _)| target)
+            name.strip_prefix('.').and_then(|rest| rest.split_once(TEMPORARY_MARKER)).map(|(target, _)| target)
         else {
             continue;
         };
@@ -130,7 +130,7 @@ impl PrivateFolder {
         let refused = |errno| IoError::os("make folder", errno).at_path(parent.join(name));
         for _ in 0..TRIES_MAX {
             let random = fs::random_bits().map_err(refused)?;
-            let first = parent.join(format!(".{name}{TEMPORARY_MARK}{random:032x}"));
+            let first = parent.join(format!(".{name}{TEMPORARY_MARKER}{random:032x}"));
             match fs::make_folder(&first, 0o777) {
                 Ok(()) => {}
                 Err(Errno::EXIST) => continue,

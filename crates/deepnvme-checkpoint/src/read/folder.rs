@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_file::{StripeSet, Target};
+use deepnvme_format::file_list::{self, FileFingerprint, Replaced, SealState};
 use deepnvme_format::safetensors::Index;
-use deepnvme_format::set::{self, ChecksumState, FileFingerprint, Replaced};
 use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
@@ -85,7 +85,7 @@ pub struct FileList {
     /// Size of the list.
     pub bytes: u64,
     /// Whether the list matches its checksum.
-    pub state: ChecksumState,
+    pub state: SealState,
 }
 
 /// The files that a path refers to, and their list.
@@ -110,9 +110,7 @@ impl FileSet {
     /// `ChangedList`.
     pub fn check(&self) -> Result<()> {
         match &self.list {
-            Some(FileList { path, state: ChecksumState::Differs, .. }) => {
-                Err(Error::ChangedList { path: path.clone() })
-            }
+            Some(FileList { path, state: SealState::Damaged, .. }) => Err(Error::ChangedList { path: path.clone() }),
             _ => Ok(()),
         }
     }
@@ -217,11 +215,11 @@ fn newest(file: &Path) -> Result<Option<Found>> {
 
 /// Returns whether an index takes precedence over the single file. A damaged index does, so that reading it fails.
 fn is_replaced_by(stat: &Stat, text: &[u8]) -> bool {
-    match set::state(text) {
-        ChecksumState::Matches => set::replaces(text).is_some_and(|replaced| is_that(stat, replaced)),
-        ChecksumState::Differs => true,
+    match file_list::seal_state(text) {
+        SealState::Sealed => file_list::replaces(text).is_some_and(|replaced| is_that(stat, replaced)),
+        SealState::Damaged => true,
         // Another program's index. If it was not saved durably, a power cut may leave it empty or zeroed.
-        ChecksumState::Missing => serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err(),
+        SealState::Unsealed => serde_json::from_slice::<serde::de::IgnoredAny>(text).is_err(),
     }
 }
 
@@ -260,8 +258,8 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     let Some(text) = fs::read_small_if_there(&path, INDEX_BYTES_MAX)? else { return Ok(None) };
     let (mut state, fingerprints) = fingerprints(&path, &text)?;
     // Cut so short that no checksum is left.
-    if state == ChecksumState::Missing && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
-        state = ChecksumState::Differs;
+    if state == SealState::Unsealed && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
+        state = SealState::Damaged;
     }
     let mut files: Vec<CheckpointFile> = fingerprints
         .into_iter()
@@ -272,17 +270,17 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
         })
         .collect();
     files.sort_by(|left, right| left.path.cmp(&right.path));
-    let is_known = !files.is_empty() || state != ChecksumState::Missing;
+    let is_known = !files.is_empty() || state != SealState::Unsealed;
     let bytes = text.len() as u64;
     Ok(is_known.then_some(FileSet { files, list: Some(FileList { path, bytes, state }) }))
 }
 
 /// Reads the fingerprints of files from a list. A list without a valid checksum yields none.
-fn fingerprints(path: &Path, text: &[u8]) -> Result<(ChecksumState, HashMap<String, FileFingerprint>)> {
-    let state = set::state(text);
+fn fingerprints(path: &Path, text: &[u8]) -> Result<(SealState, HashMap<String, FileFingerprint>)> {
+    let state = file_list::seal_state(text);
     let files = match state {
-        ChecksumState::Matches => set::files(text).map_err(|error| Error::format(path, error))?,
-        ChecksumState::Differs | ChecksumState::Missing => Vec::new(),
+        SealState::Sealed => file_list::files(text).map_err(|error| Error::format(path, error))?,
+        SealState::Damaged | SealState::Unsealed => Vec::new(),
     };
     Ok((state, files.into_iter().collect()))
 }

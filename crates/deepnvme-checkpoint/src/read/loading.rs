@@ -75,7 +75,7 @@ impl Loading {
     /// Starts to read more byte ranges of the file into memory. Each target is as long as its buffer.
     ///
     /// # Errors
-    /// The error of a request that the engine rejects at once.
+    /// The error of a request that the engine rejects before it starts.
     ///
     /// # Panics
     /// If a target's length differs from its buffer's.

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_file::aligned_range::read_range;
+use deepnvme_format::file_list::FileFingerprint;
 use deepnvme_format::pickle::Graph;
-use deepnvme_format::set::FileFingerprint;
 use deepnvme_format::state::PickledState;
 use deepnvme_format::{Error as FormatError, safetensors};
 use deepnvme_io::fs::Stat;
@@ -296,7 +296,7 @@ impl Reader {
     /// Starts to read byte ranges of the file into memory. Each target is as long as its buffer.
     ///
     /// # Errors
-    /// The error of a request that the engine rejects at once.
+    /// The error of a request that the engine rejects before it starts.
     ///
     /// # Panics
     /// If a target's length differs from its buffer's.

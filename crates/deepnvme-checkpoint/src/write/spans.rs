@@ -42,7 +42,7 @@ pub(crate) struct Spans {
 /// The pieces of a file, by the time of writing.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Pieces {
-    /// Written at once.
+    /// Written without waiting for checksums.
     pub(crate) early: Vec<Range<u64>>,
     /// Written when all records have been hashed.
     pub(crate) late: Vec<Range<u64>>,

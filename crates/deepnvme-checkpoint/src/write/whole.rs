@@ -51,7 +51,7 @@ impl Save {
         let options = OpenOptions::to_fill(engine.config().direct);
         let filled = || {
             let file = deepnvme_file::open(&Target::Path(path.to_path_buf()), options)?;
-            file.set_len(bytes)?;
+            file.allocate_len(bytes)?;
             Arc::new(self).start_shard(engine, file, 0..bytes, base, progress)?.finish(&[])
         };
         let saved = filled().map_err(|error| error_of_target(error, target, bytes))?;
@@ -68,7 +68,7 @@ impl Save {
 pub fn create(engine: &Engine, target: &Target, bytes: u64) -> Result<(Replacement, Arc<TensorFile>)> {
     let replacement = Replacement::new(target)?;
     let file = replacement.open(engine.config().direct)?;
-    file.set_len(bytes).map_err(|error| error.at_path(replacement.target()))?;
+    file.allocate_len(bytes).map_err(|error| error.at_path(replacement.target()))?;
     Ok((replacement, file))
 }
 

@@ -8,7 +8,7 @@ use deepnvme_checkpoint::read::{Reader, find_set};
 use deepnvme_checkpoint::write::SaveOptions;
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::checksums::{CHUNK_BYTES, METADATA_KEY};
-use deepnvme_format::set;
+use deepnvme_format::file_list;
 use deepnvme_testkit::guard::run_limited;
 use serde_json::{Map, Value, json};
 
@@ -66,17 +66,17 @@ fn lists_of_shards() {
             weight_map.insert(format!("t0{name}"), name.into());
         }
         let list = folder.join("model.safetensors.index.json");
-        let metadata = json!({ set::CHECKSUM_KEY: set::BLANK, set::FILES_KEY: files });
+        let metadata = json!({ file_list::CHECKSUM_KEY: file_list::BLANK, file_list::FILES_KEY: files });
         let text = json!({ "metadata": metadata, "weight_map": weight_map });
         // A space after each colon, as Python writes it.
-        let with_checksum = |text: &str| set::write_checksum(&text.replace("\":\"", "\": \"")).unwrap();
+        let with_checksum = |text: &str| file_list::write_checksum(&text.replace("\":\"", "\": \"")).unwrap();
         let text = with_checksum(&text.to_string());
         std::fs::write(&list, &text).unwrap();
         let load = || {
             let set = find_set(&list)?;
             set.check()?;
             // A list without a checksum may claim anything.
-            if set.list.as_ref().is_none_or(|list| list.state != set::ChecksumState::Matches) {
+            if set.list.as_ref().is_none_or(|list| list.state != file_list::SealState::Sealed) {
                 return Err(Error::Interrupted);
             }
             let mut tensors = Tensors::new();
@@ -103,11 +103,11 @@ fn lists_of_parts() {
         let list = stripes.manifest_path();
         let load = || load(&engine, Reader::open(&engine, &Target::Stripes(StripeSet::from_manifest(&list)?))?);
         let mut before: Value = serde_json::from_slice(&std::fs::read(&list).unwrap()).unwrap();
-        before[set::CHECKSUM_KEY] = set::BLANK.into();
+        before[file_list::CHECKSUM_KEY] = file_list::BLANK.into();
         // With a valid checksum, if the document has a place for one.
         let write = |document: &Value| {
             let text = serde_json::to_string_pretty(document).unwrap();
-            std::fs::write(&list, set::write_checksum(&text).unwrap_or(text)).unwrap();
+            std::fs::write(&list, file_list::write_checksum(&text).unwrap_or(text)).unwrap();
         };
         write(&before);
         attack(guard, &before, write, load);

@@ -11,7 +11,7 @@ use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, INDEX_S
 use deepnvme_checkpoint::{Progress, until_stopped};
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_file::{StripeSet, Target};
-use deepnvme_format::set::ChecksumState;
+use deepnvme_format::file_list::SealState;
 use deepnvme_io::fs::{self, FileKind};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, display};
@@ -285,7 +285,7 @@ impl Verifier<'_> {
         let mut found = Vec::with_capacity(set.files.len() + 1);
         if let Some(FileList { path, bytes, state }) = &set.list {
             match (state, set.check()) {
-                (ChecksumState::Missing, _) => found.push(without_checksum(path)),
+                (SealState::Unsealed, _) => found.push(without_checksum(path)),
                 (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
                 // Its files are unknown.
                 (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),

@@ -14,6 +14,6 @@ mod set;
 mod temporary;
 
 pub use folder::{PrivateFolder, remove_leftover_folders};
-pub use replacement::{PART_MARK, Replacement, replace_small};
+pub use replacement::{PART_MARKER, Replacement, replace_small};
 pub use set::{Member, Retired, SetReplacement, remove_whole_set, retire_set};
-pub use temporary::{TEMPORARY_MARK, Temporary, UNPROVEN_MARK, current_path, remove_leftovers, resolve};
+pub use temporary::{TEMPORARY_MARKER, Temporary, UNPROVEN_MARKER, current_path, remove_leftovers, resolve};

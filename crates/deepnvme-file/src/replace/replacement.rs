@@ -17,7 +17,7 @@ use deepnvme_io::{Error, ErrorKind, Result};
 use deepnvme_io::{OpenOptions, TensorFile};
 
 /// The marker in the names of a stripe set's rewritten parts, after the name that the caller gave.
-pub const PART_MARK: &str = ".part-";
+pub const PART_MARKER: &str = ".part-";
 
 /// Replaces a small file with these bytes, at once and durably. Follows a link as [`Replacement::new`] does.
 ///
@@ -62,7 +62,7 @@ fn check_names(set: &StripeSet) -> Result<()> {
 fn without_token(part: &Path) -> PathBuf {
     // Lists are JSON, so their names are text.
     let name = part.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    match name.rsplit_once(PART_MARK) {
+    match name.rsplit_once(PART_MARKER) {
         Some((before, token)) if !before.is_empty() && is_token(token) => part.with_file_name(before),
         _ => part.to_path_buf(),
     }
@@ -119,7 +119,7 @@ impl Replacement {
         let member = |part: &PathBuf| {
             let caller_named = if set.is_named_by_caller() { part.clone() } else { without_token(part) };
             let mut prefix = caller_named.into_os_string();
-            prefix.push(PART_MARK);
+            prefix.push(PART_MARKER);
             Member { prefix: prefix.into(), suffix: "".into() }
         };
         let members: Vec<Member> = set.parts().iter().map(member).collect();

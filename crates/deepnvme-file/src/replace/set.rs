@@ -5,27 +5,27 @@
 //! ```text
 //! begin    an intent (a temporary of the index) lists the names of the members; create the members under private names
 //! write    the caller writes the members
-//! commit   an intent lists the identities of the members; rename them to their names; lock the index; write its text
-//!          to a new temporary; rename; sync; remove the old members and the intent
-//! retire   lock the index; list its members in a temporary; remove the index; sync; remove the members and the list
+//! commit   an intent lists the marks of the members; rename them to their names; lock the index; write its text to a
+//!          new temporary; rename; sync; remove the old members and the intent
+//! retire   lock the index; list its members in an intent; remove the index; sync; remove the members and the intent
 //! ```
 //!
-//! Each list of members is locked until the members are removed or the index lists them. A process that locks a list
-//! and then reads the index knows which members are in use.
+//! Each intent is locked until its members are removed or the index lists them. A process that locks an intent and then
+//! reads the index knows which members are in use.
 //!
 //! No file is found by searching a folder. A member is removed only in one of three cases: this object created it, a
-//! proven intent ([`Temporary`]) lists it, or the index recorded it as its own. The record states the identity of its
+//! proven intent ([`Temporary`]) lists it, or the index recorded it as its own. The record states the mark of its
 //! index, so a copy or a foreign index owns nothing. An index with several names (hard links) owns its members under
-//! the name and in the folder that its record states. Intent and record also state the identity of each member, so a
-//! new file under a reused name stays. The record also states the modification time of each member, so that a member
-//! which somebody has written to stays. Members in the index's own folder are recorded by name only: the folder may be
+//! the name and in the folder that its record states. Intent and record also state the mark of each member, so a new
+//! file under a reused name stays. The mark in the record includes the modification time, so that a member which
+//! somebody has written to stays. Members in the index's own folder are recorded by name only: the folder may be
 //! moved, or appear under another path in a container.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use deepnvme_format::set;
+use deepnvme_format::file_list;
 use deepnvme_io::display;
 use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Permissions, Stat};
 use deepnvme_io::mem::CreatorProcess;
@@ -33,11 +33,14 @@ use deepnvme_io::op::Errno;
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde_json::Value;
 
-use self::identity::{folder_mark, mark, name_of, written_mark};
+use self::identity::{folder_mark, name_of, written_mark};
 use self::lock::{Locked, lock_current};
-use self::owned::{Owned, clean_up, remove_listed};
-use self::record::{INTENT, Intended, Intent, Record, TOKEN_DIGITS, insert_record, not_text, recorded_path, render};
-use super::temporary::{self, Temporary};
+use self::owned::{Owned, clean_up, remove_intended};
+use self::record::{
+    INTENT, IntendedMember, Intent, Record, RecordedMember, TOKEN_DIGITS, insert_record, not_text, recorded_path,
+    render,
+};
+use super::temporary::{self, Temporary, mark_of};
 use std::os::fd::AsFd;
 
 /// How often an index may change between open and lock.
@@ -62,7 +65,7 @@ pub struct SetReplacement {
     paths: Vec<PathBuf>,
     /// The members, until they get these names.
     files: Vec<Temporary>,
-    /// The identities of the members that have their names.
+    /// The marks of the members that have their names.
     marks: Vec<String>,
     /// Lists the members until the index does, then `None`.
     intent: Option<Temporary>,
@@ -93,7 +96,7 @@ impl SetReplacement {
         let mut new = Self { index, record_at, token, paths, files, marks, intent, creator };
         // List the members first. After a crash, the intent tells which private names to look for. Each contains the
         // inode of its file.
-        new.list(new.paths.iter().map(|path| (path.clone(), None)).collect())?;
+        new.write_intent(&[])?;
         for path in &new.paths {
             new.files.push(Temporary::new(path)?);
         }
@@ -115,13 +118,13 @@ impl SetReplacement {
         Ok(())
     }
 
-    /// Gives the members their names, with the permissions `allowed`. First lists them with their identities in an
-    /// intent. Returns their metadata.
+    /// Gives the members their names, with the permissions `allowed`. First lists them with their marks in an intent.
+    /// Returns their metadata.
     fn place(&mut self, allowed: Permissions) -> Result<Vec<Stat>> {
         let stats =
             self.files.iter().map(|file| set_member_permissions(file.path(), allowed)).collect::<Result<Vec<_>>>()?;
-        let marks: Vec<String> = stats.iter().map(mark).collect();
-        self.list(self.paths.iter().cloned().zip(marks.iter().cloned().map(Some)).collect())?;
+        let marks: Vec<String> = stats.iter().map(mark_of).collect();
+        self.write_intent(&marks)?;
         for ((file, path), mark) in self.files.iter_mut().zip(&self.paths).zip(marks) {
             // Recorded first: the file may get its name although the call fails.
             self.marks.push(mark);
@@ -132,9 +135,18 @@ impl SetReplacement {
         Ok(stats)
     }
 
+    /// Returns the members for an intent. Those at the end may have no marks.
+    fn intended(&self, marks: &[String]) -> Vec<IntendedMember> {
+        let marks = marks.iter().cloned().map(Some).chain(std::iter::repeat(None));
+        self.paths.iter().cloned().zip(marks).map(IntendedMember::from).collect()
+    }
+
     /// Writes the intent. It is on disk when this returns.
-    fn list(&mut self, members: Vec<Intended>) -> Result<()> {
-        let members = members.into_iter().map(|(path, mark)| (recorded_path(&path, &self.index), mark)).collect();
+    fn write_intent(&mut self, marks: &[String]) -> Result<()> {
+        let mut members = self.intended(marks);
+        for member in &mut members {
+            member.path = recorded_path(&member.path, &self.index);
+        }
         let intent = Intent { format: INTENT.into(), version: 1, members };
         let text = serde_json::to_vec(&intent).map_err(|error| not_text(&self.index, &error))?;
         let written = Temporary::new(&self.index)?;
@@ -181,7 +193,7 @@ impl SetReplacement {
         let folder = fs::OpenedFolder::new(fs::folder_of(&self.index))?;
         let allowed = temporary::permissions_of(&self.index, most).map_err(|errno| self.refused(errno))?;
         let members = self.place(allowed)?;
-        // Keep every list locked until the change: an unlocked one is taken for that of a killed save.
+        // Keep every intent locked until the change: an unlocked one is taken for that of a killed save.
         let mut tried = Vec::new();
         for _ in 0..RACES_MAX {
             let Some(current) = lock_current(&self.index)? else { continue };
@@ -207,15 +219,18 @@ impl SetReplacement {
         Ok(owned.flatten().unwrap_or_default())
     }
 
-    /// Returns the record for the index that is `written`: its identity, and the members that it owns.
+    /// Returns the record for the index that is `written`: its mark, and the members that it owns.
     fn record(&self, written: &Temporary, members: &[Stat], old: &Owned) -> Result<Record> {
-        let named = self.paths.iter().zip(members);
+        let recorded = |(path, stat): (&PathBuf, &Stat)| RecordedMember {
+            path: recorded_path(path, &self.index),
+            mark: written_mark(stat),
+        };
         Ok(Record {
-            index: mark(&fs::stat_of(written.file()).map_err(|errno| self.refused(errno))?),
+            index: mark_of(&fs::stat_of(written.file()).map_err(|errno| self.refused(errno))?),
             name: name_of(&self.index).escape_ascii().to_string(),
             folder: folder_mark(&self.index).unwrap_or_default(),
             token: self.token.clone(),
-            members: named.map(|(path, stat)| (recorded_path(path, &self.index), written_mark(stat))).collect(),
+            members: self.paths.iter().zip(members).map(recorded).collect(),
             replaces: old.replaced_by(&self.index),
         })
     }
@@ -224,7 +239,7 @@ impl SetReplacement {
     fn fill(&self, written: &Temporary, index: &Value, is_one_line: bool, allowed: Permissions) -> Result<()> {
         let text = render(index, is_one_line).map_err(|error| not_text(&self.index, &error))?;
         let text =
-            set::write_checksum(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
+            file_list::write_checksum(&text).map_err(|error| Error::invalid(error.to_string()).at_path(&self.index))?;
         written.fill(text.as_bytes()).map_err(|error| error.at_path(&self.index))?;
         temporary::set_permissions(written.file(), allowed).map_err(|errno| self.refused(errno))
     }
@@ -247,7 +262,7 @@ impl SetReplacement {
         // Sync before removing the old members, at any durability: they may lie on other disks, which may lose less
         // than this one.
         if let Err(error) = folder.sync_change(&self.index) {
-            // The old index may come back after a crash, so keep the list of the new members.
+            // The old index may come back after a crash, so keep the intent of the new members.
             intent.into_iter().for_each(Temporary::leave);
             return Err(error);
         }
@@ -287,13 +302,11 @@ impl SetReplacement {
 impl Drop for SetReplacement {
     fn drop(&mut self) {
         if self.intent.is_some() && self.creator.is_current() {
-            // Remove the members before the list, also on disk. If a removal fails, the list stays for the next save of
-            // the set.
+            // Remove the members before the intent, also on disk. If a removal fails, the intent stays for the next save
+            // of the set.
             self.files.clear();
-            let marks = self.marks.iter().map(Some).chain(std::iter::repeat(None));
-            let listed = self.paths.iter().zip(marks).map(|(path, mark)| (path.as_path(), mark.map(String::as_str)));
-            let is_gone = remove_listed(listed, &HashSet::new());
-            if let Some(intent) = self.intent.take_if(|_| !is_gone) {
+            let are_gone = remove_intended(&self.intended(&self.marks), &HashSet::new());
+            if let Some(intent) = self.intent.take_if(|_| !are_gone) {
                 intent.leave();
             }
         }

@@ -19,11 +19,11 @@ use deepnvme_io::start_thread;
 use deepnvme_io::{Error, ErrorKind, Result};
 
 /// The marker in the names of temporaries, after the target's name.
-pub const TEMPORARY_MARK: &str = ".deepnvme-tmp-";
+pub const TEMPORARY_MARKER: &str = ".deepnvme-tmp-";
 /// The marker while the name does not state the file yet. Used where files cannot be created without a name.
-pub const UNPROVEN_MARK: &str = ".deepnvme-tmp-new-";
-/// The end of [`UNPROVEN_MARK`], which follows [`TEMPORARY_MARK`].
-const UNPROVEN: &str = UNPROVEN_MARK.split_at(TEMPORARY_MARK.len()).1;
+pub const UNPROVEN_MARKER: &str = ".deepnvme-tmp-new-";
+/// The end of [`UNPROVEN_MARKER`], which follows [`TEMPORARY_MARKER`].
+const UNPROVEN: &str = UNPROVEN_MARKER.split_at(TEMPORARY_MARKER.len()).1;
 /// Bytes of the target's name that a temporary's name keeps, so that the whole stays within the usual limit of 255.
 const NAME_BYTES_MAX: usize = 180;
 /// How many names to try. If all are taken, that is an error.
@@ -153,8 +153,9 @@ impl Drop for Temporary {
     }
 }
 
-/// Returns the part of a temporary's name that states the file's inode and creation time.
-fn statement(stat: &Stat) -> String {
+/// Returns the mark of a file, as names, intents and records state it: its inode and creation time. Omits the device
+/// number, which changes when disks are remounted.
+pub(super) fn mark_of(stat: &Stat) -> String {
     format!("{:x}-{:x}", stat.identity.inode, stat.born_ns.unwrap_or(0))
 }
 
@@ -168,16 +169,16 @@ fn prefix(target: &Path) -> OsString {
     }
     let mut prefix = OsString::from(".");
     prefix.push(OsString::from_vec(name[..end].to_vec()));
-    prefix.push(TEMPORARY_MARK);
+    prefix.push(TEMPORARY_MARKER);
     prefix
 }
 
 /// Creates a locked file without a name, then links it under a name that states it.
 fn unnamed(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, FileId), Errno> {
     let file = fs::open_unnamed(folder)?;
-    let stated = stated(&file)?;
+    let mark = lock_and_mark(&file)?;
     for _ in 0..NAMES_MAX {
-        let path = folder.join(proven(prefix, &stated)?);
+        let path = folder.join(proven(prefix, &mark)?);
         match fs::link(file.as_fd(), &path) {
             Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno),
@@ -201,7 +202,7 @@ fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, FileId), Er
             file => file?,
         };
         let identity = fs::stat_of(file.as_fd())?.identity;
-        let path = folder.join(proven(prefix, &stated(&file)?)?);
+        let path = folder.join(proven(prefix, &lock_and_mark(&file)?)?);
         let renamed = match fs::rename_new(&first, &path) {
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::link_path(&first, &path).map(|()| {
                 let _ = fs::unlink(&first);
@@ -223,24 +224,24 @@ fn named(folder: &Path, prefix: &OsStr) -> Result<(PathBuf, OwnedFd, FileId), Er
     Err(Errno::EXIST)
 }
 
-/// Locks a new file and returns the statement for its name. If locking fails, others cannot see that the file is in
-/// use. The name then states a file that does not exist, so that only its owner removes it.
-fn stated(file: &OwnedFd) -> Result<String, Errno> {
+/// Locks a new file and returns the mark for its name. If locking fails, others cannot see that the file is in use. The
+/// mark is then that of a file that does not exist, so that only its owner removes it.
+fn lock_and_mark(file: &OwnedFd) -> Result<String, Errno> {
     let is_locked = fs::try_lock(file.as_fd()) == Ok(true);
-    Ok(if is_locked { statement(&fs::stat_of(file.as_fd())?) } else { "0-0".into() })
+    Ok(if is_locked { mark_of(&fs::stat_of(file.as_fd())?) } else { "0-0".into() })
 }
 
-fn proven(prefix: &OsStr, stated: &str) -> Result<OsString, Errno> {
+fn proven(prefix: &OsStr, mark: &str) -> Result<OsString, Errno> {
     let mut name = prefix.to_os_string();
-    name.push(format!("{stated}-{:016x}", fs::random_bits()? as u64));
+    name.push(format!("{mark}-{:016x}", fs::random_bits()? as u64));
     Ok(name)
 }
 
 /// Returns whether this name has this prefix and states this very file.
 fn is_proof(name: &OsStr, prefix: &OsStr, stat: &Stat) -> bool {
     let Some(rest) = name.as_bytes().strip_prefix(prefix.as_bytes()) else { return false };
-    let stated = statement(stat);
-    let random = rest.strip_prefix(stated.as_bytes()).and_then(|rest| rest.strip_prefix(b"-"));
+    let mark = mark_of(stat);
+    let random = rest.strip_prefix(mark.as_bytes()).and_then(|rest| rest.strip_prefix(b"-"));
     random.is_some_and(|random| random.len() == 16 && random.iter().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f')))
 }
 
@@ -310,7 +311,7 @@ pub(super) fn private_folder(target: &Path) -> Result<(PathBuf, OwnedFd, FileId)
         }
         let named = fs::open(&first, OFlags::DIRECTORY | OFlags::NOFOLLOW, 0).and_then(|folder| {
             let identity = fs::stat_of(folder.as_fd())?.identity;
-            let path = above.join(proven(&prefix, &stated(&folder)?)?);
+            let path = above.join(proven(&prefix, &lock_and_mark(&folder)?)?);
             // Renaming never replaces a folder that is not empty.
             match fs::rename_new(&first, &path) {
                 Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(&first, &path)?,

@@ -7,12 +7,12 @@ use std::path::Path;
 
 use deepnvme_file::StripeSet;
 use deepnvme_file::stripe_set::{PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
-use deepnvme_format::set;
+use deepnvme_format::file_list;
 
 /// Parses a stripe manifest. A blank checksum is filled in, since other checksums are rejected early.
 pub(crate) fn stripes(text: &[u8]) {
     let path = Path::new("/folder/a.stripes.json");
-    let with_checksum = std::str::from_utf8(text).ok().and_then(|text| set::write_checksum(text).ok());
+    let with_checksum = std::str::from_utf8(text).ok().and_then(|text| file_list::write_checksum(text).ok());
     let Ok(set) = StripeSet::parse(with_checksum.as_deref().map_or(text, str::as_bytes), path) else { return };
     assert_eq!(StripeSet::parse(set.to_list().unwrap().as_bytes(), path).unwrap(), set);
     let parts: HashSet<&Path> = set.parts().iter().map(AsRef::as_ref).collect();

@@ -74,7 +74,7 @@ impl Machine<'_> {
 
     fn step(&mut self, code: u8) -> Result<()> {
         match code {
-            op::PROTOCOL => {
+            op::PROTO => {
                 let version = self.input.byte()?;
                 if version > 5 {
                     return Err(Error::unsupported(format!("the pickle has protocol {version}; 2 to 5 are read")));
@@ -82,13 +82,13 @@ impl Machine<'_> {
             }
             op::FRAME => drop(self.input.take(8)?),
             op::NONE => self.push(Node::None)?,
-            op::NEW_TRUE => self.push(Node::Bool(true))?,
-            op::NEW_FALSE => self.push(Node::Bool(false))?,
-            op::BIN_INT | op::BIN_INT1 | op::BIN_INT2 | op::LONG1 | op::LONG4 | op::BIN_FLOAT => self.number(code)?,
-            op::BIN_UNICODE | op::SHORT_BIN_UNICODE | op::BIN_UNICODE8 => {
+            op::NEWTRUE => self.push(Node::Bool(true))?,
+            op::NEWFALSE => self.push(Node::Bool(false))?,
+            op::BININT | op::BININT1 | op::BININT2 | op::LONG1 | op::LONG4 | op::BINFLOAT => self.number(code)?,
+            op::BINUNICODE | op::SHORT_BINUNICODE | op::BINUNICODE8 => {
                 let bytes = match code {
-                    op::SHORT_BIN_UNICODE => self.input.counted(1)?,
-                    op::BIN_UNICODE => self.input.counted(4)?,
+                    op::SHORT_BINUNICODE => self.input.counted(1)?,
+                    op::BINUNICODE => self.input.counted(4)?,
                     _ => self.input.counted(8)?,
                 };
                 let node = match std::str::from_utf8(bytes) {
@@ -98,10 +98,10 @@ impl Machine<'_> {
                 };
                 self.push(node)?;
             }
-            op::SHORT_BIN_STRING | op::SHORT_BIN_BYTES => self.bytes_node(1)?,
-            op::BIN_STRING | op::BIN_BYTES => self.bytes_node(4)?,
-            op::BIN_BYTES8 => self.bytes_node(8)?,
-            op::BYTE_ARRAY8 => {
+            op::SHORT_BINSTRING | op::SHORT_BINBYTES => self.bytes_node(1)?,
+            op::BINSTRING | op::BINBYTES => self.bytes_node(4)?,
+            op::BINBYTES8 => self.bytes_node(8)?,
+            op::BYTEARRAY8 => {
                 let bytes = self.input.counted(8)?.into();
                 self.push(Node::ByteArray(bytes))?;
             }
@@ -117,7 +117,7 @@ impl Machine<'_> {
             op::EMPTY_LIST => self.push(Node::List(Vec::new()))?,
             op::EMPTY_DICT => self.push(Node::Dict(Vec::new()))?,
             op::EMPTY_SET => self.push(Node::Set(Vec::new()))?,
-            op::FROZEN_SET => {
+            op::FROZENSET => {
                 let elements = self.pop_mark()?;
                 self.push(Node::FrozenSet(elements))?;
             }
@@ -128,25 +128,25 @@ impl Machine<'_> {
                 let top = self.top()?;
                 self.stack.push(top);
             }
-            op::APPEND | op::APPENDS | op::ADD_ITEMS => {
+            op::APPEND | op::APPENDS | op::ADDITEMS => {
                 let elements = if code == op::APPEND { self.pop_many(1)? } else { self.pop_mark()? };
                 self.extend(elements)?;
             }
-            op::SET_ITEM | op::SET_ITEMS => {
-                let elements = if code == op::SET_ITEM { self.pop_many(2)? } else { self.pop_mark()? };
+            op::SETITEM | op::SETITEMS => {
+                let elements = if code == op::SETITEM { self.pop_many(2)? } else { self.pop_mark()? };
                 self.set_items(&elements)?;
             }
-            op::BIN_PUT | op::LONG_BIN_PUT | op::MEMOIZE => {
+            op::BINPUT | op::LONG_BINPUT | op::MEMOIZE => {
                 let index = match code {
-                    op::BIN_PUT => self.input.byte()?.into(),
-                    op::LONG_BIN_PUT => self.input.u32()?,
+                    op::BINPUT => self.input.byte()?.into(),
+                    op::LONG_BINPUT => self.input.u32()?,
                     _ => self.memo.len() as u32,
                 };
                 let top = self.top()?;
                 self.memo.insert(index, top);
             }
-            op::BIN_GET | op::LONG_BIN_GET => {
-                let index = if code == op::BIN_GET { self.input.byte()?.into() } else { self.input.u32()? };
+            op::BINGET | op::LONG_BINGET => {
+                let index = if code == op::BINGET { self.input.byte()?.into() } else { self.input.u32()? };
                 let Some(node) = self.memo.get(&index) else {
                     return Err(self.input.error("refers to an object that is not there"));
                 };
@@ -164,11 +164,11 @@ impl Machine<'_> {
                 }
                 self.push(Node::Global(names[0], names[1]))?;
             }
-            op::BIN_PERSISTENT => {
+            op::BINPERSID => {
                 let key = self.pop()?;
                 self.push(Node::Persistent(key))?;
             }
-            op::REDUCE | op::NEW_OBJECT | op::NEW_OBJECT_EX => self.object(code)?,
+            op::REDUCE | op::NEWOBJ | op::NEWOBJ_EX => self.object(code)?,
             op::BUILD => {
                 let state = self.pop()?;
                 let top = self.top()?;
@@ -184,10 +184,10 @@ impl Machine<'_> {
 
     fn number(&mut self, code: u8) -> Result<()> {
         let node = match code {
-            op::BIN_INT => Node::Int(i64::from(self.input.u32()?.cast_signed())),
-            op::BIN_INT1 => Node::Int(self.input.byte()?.into()),
-            op::BIN_INT2 => Node::Int(u16::from_le_bytes(self.input.array()?).into()),
-            op::BIN_FLOAT => Node::Float(f64::from_be_bytes(self.input.array()?)),
+            op::BININT => Node::Int(i64::from(self.input.u32()?.cast_signed())),
+            op::BININT1 => Node::Int(self.input.byte()?.into()),
+            op::BININT2 => Node::Int(u16::from_le_bytes(self.input.array()?).into()),
+            op::BINFLOAT => Node::Float(f64::from_be_bytes(self.input.array()?)),
             op::LONG1 => integer(self.input.counted(1)?),
             op::LONG4 => integer(self.input.counted(4)?),
             _ => return Err(self.input.unknown(code)),
@@ -199,7 +199,7 @@ impl Machine<'_> {
     }
 
     fn object(&mut self, code: u8) -> Result<()> {
-        let keywords = if code == op::NEW_OBJECT_EX { Some(self.pop()?) } else { None };
+        let keywords = if code == op::NEWOBJ_EX { Some(self.pop()?) } else { None };
         let parts = self.pop_many(2)?;
         let make = if code == op::REDUCE { Make::Call } else { Make::NewObject };
         if !matches!(self.nodes[parts[1].index()], Node::Tuple(_)) {

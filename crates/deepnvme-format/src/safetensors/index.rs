@@ -4,8 +4,8 @@ use serde::Deserialize;
 
 use crate::JSON_MEMORY_FACTOR;
 use crate::error::{Error, Result};
+use crate::file_list::is_file_name;
 use crate::json::Object;
-use crate::set::is_file_name;
 
 /// The index of a model in several files, in Hugging Face's format.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::path::{Component, Path};
 
 use deepnvme_format::checksums::{self, CHUNK_BYTES, Frame, METADATA_KEY, Sidecar, chunk_count};
+use deepnvme_format::file_list::{self, SealState};
 use deepnvme_format::safetensors::{Header, Index, LENGTH_BYTES, SafetensorsPlan, Tensor, TensorSpec};
-use deepnvme_format::set::{self, ChecksumState};
 use deepnvme_format::{Dtype, Error};
 
 /// Checks a safetensors file, and a header alone with a file of the size that it states.
@@ -97,18 +97,18 @@ pub(crate) fn index_json(json: &[u8]) {
 
 /// Checks the files and the checksum of a list.
 fn list(json: &[u8]) {
-    let state = set::state(json);
-    if let Ok(files) = set::files(json) {
+    let state = file_list::seal_state(json);
+    if let Ok(files) = file_list::files(json) {
         let names: HashSet<&str> = files.iter().map(|(name, _)| name.as_str()).collect();
         assert!(names.len() == files.len() && names.iter().all(|name| Path::new(name).components().count() == 1));
     }
     if let Ok(text) = std::str::from_utf8(json)
-        && let Ok(with_checksum) = set::write_checksum(text)
+        && let Ok(with_checksum) = file_list::write_checksum(text)
     {
         assert!(
             with_checksum.len() == text.len()
-                && set::state(with_checksum.as_bytes()) == ChecksumState::Matches
-                && state != ChecksumState::Matches
+                && file_list::seal_state(with_checksum.as_bytes()) == SealState::Sealed
+                && state != SealState::Sealed
         );
     }
 }

@@ -11,7 +11,7 @@ use crate::op::{Errno, Op, OpKind};
 /// File offsets can exceed 32 bits, so this crate requires a 64-bit `off_t`.
 const _: () = assert!(size_of::<libc::off_t>() == 8);
 
-/// Maximum pieces whose iovecs fit on the stack.
+/// Maximum iovecs that fit on the stack.
 const IOVECS_INLINE: usize = 16;
 
 /// Performs the op with one call and returns its result. EINTR and short transfers are ordinary results.
@@ -25,9 +25,9 @@ pub(crate) fn perform(op: &Op) -> Result<usize, Errno> {
 
 fn transfer(op: &Op) -> Result<usize, Errno> {
     let iovecs: SmallVec<[libc::iovec; IOVECS_INLINE]> = op
-        .pieces
+        .iovecs
         .iter()
-        .map(|piece| libc::iovec { iov_base: piece.addr() as *mut libc::c_void, iov_len: piece.len() })
+        .map(|iovec| libc::iovec { iov_base: iovec.addr() as *mut libc::c_void, iov_len: iovec.len() })
         .collect();
     let (fd, offset) = (op.file.as_raw_fd(), op.offset as libc::off_t);
     let count = iovecs.len() as libc::c_int;

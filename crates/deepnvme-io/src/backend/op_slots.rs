@@ -2,7 +2,7 @@
 
 use crate::op::{Completion, Errno, Op};
 
-/// Maximum bytes that Linux moves in one call (`MAX_RW_COUNT`). A longer piece is a short transfer.
+/// Maximum bytes that Linux moves in one call (`MAX_RW_COUNT`). A longer range is a short transfer.
 pub(super) const TRANSFER_BYTES_MAX: usize = 0x7fff_f000;
 
 /// A fixed number of slots, each for one op in flight.
@@ -15,7 +15,7 @@ pub(super) struct OpSlots {
 #[derive(Debug, Default)]
 struct Slot {
     op: Option<Op>,
-    /// The pieces of a vectored op. Filled before the op goes to the kernel and unchanged until it is back, so that the
+    /// The iovecs of a vectored op. Filled before the op goes to the kernel and unchanged until it is back, so that the
     /// heap memory stays in place. Kept for reuse.
     iovecs: Vec<libc::iovec>,
 }
@@ -25,10 +25,10 @@ struct Slot {
 pub(super) enum OpMemory {
     /// No memory: a sync.
     None,
-    /// One piece, truncated to the maximum of one call.
-    Piece { addr: usize, len: usize },
-    /// Several pieces, described by `count` iovecs that live while the op is in flight.
-    Pieces { iovecs: *const libc::iovec, count: usize },
+    /// One range, truncated to the maximum of one call.
+    Contiguous { addr: usize, len: usize },
+    /// `count` iovecs, which live while the op is in flight.
+    Vectored { iovecs: *const libc::iovec, count: usize },
 }
 
 impl OpSlots {
@@ -56,17 +56,17 @@ impl OpSlots {
         assert!(!self.free.is_empty(), "no slot is free; check is_full first");
         let index = self.free.pop().unwrap_or_default();
         let slot = &mut self.slots[index as usize];
-        let memory = match op.pieces.as_slice() {
+        let memory = match op.iovecs.as_slice() {
             [] => OpMemory::None,
-            [piece] => OpMemory::Piece { addr: piece.addr(), len: piece.len().min(TRANSFER_BYTES_MAX) },
-            pieces => {
+            [iovec] => OpMemory::Contiguous { addr: iovec.addr(), len: iovec.len().min(TRANSFER_BYTES_MAX) },
+            iovecs => {
                 slot.iovecs.clear();
                 slot.iovecs.extend(
-                    pieces
+                    iovecs
                         .iter()
-                        .map(|piece| libc::iovec { iov_base: piece.addr() as *mut libc::c_void, iov_len: piece.len() }),
+                        .map(|iovec| libc::iovec { iov_base: iovec.addr() as *mut libc::c_void, iov_len: iovec.len() }),
                 );
-                OpMemory::Pieces { iovecs: slot.iovecs.as_ptr(), count: slot.iovecs.len() }
+                OpMemory::Vectored { iovecs: slot.iovecs.as_ptr(), count: slot.iovecs.len() }
             }
         };
         slot.op = Some(op);
@@ -103,11 +103,11 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::op::{OpKind, Pieces, Token};
+    use crate::op::{Iovecs, OpKind, Token};
 
-    fn op(token: u64, pieces: Pieces) -> Op {
+    fn op(token: u64, iovecs: Iovecs) -> Op {
         let file = Arc::new(File::open("/dev/null").unwrap().into());
-        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces, cufile: None }
+        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, iovecs, cufile: None }
     }
 
     #[test]
@@ -129,10 +129,12 @@ mod tests {
         let whole = Region::from_vec(vec![0; 100]);
         let addr = whole.addr();
         let (_, memory) = ops.insert(op(0, smallvec![whole.clone()]));
-        assert!(matches!(memory, OpMemory::Piece { addr: a, len: 100 } if a == addr));
-        let pieces = smallvec![whole.slice(0..10), whole.slice(60..100)];
-        let (number, memory) = ops.insert(op(1, pieces));
-        let OpMemory::Pieces { iovecs, count: 2 } = memory else { panic!("two pieces are vectored, not {memory:?}") };
+        assert!(matches!(memory, OpMemory::Contiguous { addr: a, len: 100 } if a == addr));
+        let iovecs = smallvec![whole.slice(0..10), whole.slice(60..100)];
+        let (number, memory) = ops.insert(op(1, iovecs));
+        let OpMemory::Vectored { iovecs, count: 2 } = memory else {
+            panic!("two iovecs make a vectored op, not {memory:?}")
+        };
         let slot = &ops.slots[number as usize];
         assert_eq!(iovecs, slot.iovecs.as_ptr());
         assert_eq!((slot.iovecs[1].iov_base as usize, slot.iovecs[1].iov_len), (addr + 60, 40));

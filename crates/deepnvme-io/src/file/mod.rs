@@ -252,9 +252,9 @@ impl TensorFile {
     ///
     /// # Errors
     /// `NoSpace`, with the needed and free bytes, or another error.
-    pub fn set_len(&self, bytes: u64) -> Result<()> {
+    pub fn allocate_len(&self, bytes: u64) -> Result<()> {
         for (index, part) in self.parts.iter().enumerate() {
-            part.set_len(self.layout.part_bytes(bytes, index))?;
+            part.allocate_len(self.layout.part_bytes(bytes, index))?;
         }
         Ok(())
     }
@@ -324,7 +324,7 @@ impl TensorFile {
         let memory = memory.slice(0..memory.len().min(together));
         let (part, offset) = self.part_at(offset);
         let file = part.descriptor(IoMode::Cached)?;
-        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, pieces: smallvec![memory], cufile: None };
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset, iovecs: smallvec![memory], cufile: None };
         loop {
             match call::perform(&op) {
                 Ok(bytes) => return Ok(bytes),

@@ -316,7 +316,7 @@ impl Part {
         fs::truncate(self.any().as_fd(), bytes).map_err(|errno| Error::os("truncate", errno).at_path(&self.path))
     }
 
-    pub(super) fn set_len(&self, bytes: u64) -> Result<()> {
+    pub(super) fn allocate_len(&self, bytes: u64) -> Result<()> {
         let fail = |operation, errno| Error::os(operation, errno).at_path(&self.path);
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| fail("stat", errno))?;
         if stat.kind == FileKind::BlockDevice {

@@ -82,8 +82,8 @@ impl GdsAccess {
             Ok(registration) => Some(registration),
             Err(refusal) => return GdsTrial::Copied(refusal, None),
         };
-        let (kind, pieces) = (OpKind::Read, smallvec![memory.region()]);
-        let op = Op { token: Token(0), kind, file, offset: 0, pieces, cufile: cufile_registration };
+        let (kind, iovecs) = (OpKind::Read, smallvec![memory.region()]);
+        let op = Op { token: Token(0), kind, file, offset: 0, iovecs, cufile: cufile_registration };
         let (read, counts) = cufile.counted(true, || self.gds.perform(&op));
         if let Err(errno) = read {
             let refusal = op.cufile.as_ref().and_then(RegisteredFile::refusal);

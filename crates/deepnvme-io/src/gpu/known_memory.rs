@@ -58,9 +58,10 @@ pub fn wait_for_copies(stream: StreamHandle) {
     wait_for_stream(unsafe { RawStream::from_handle(stream.as_raw()) });
 }
 
-/// Returns the same memory. It is registered with the driver as soon as the process uses a GPU, until it is freed.
+/// Registers memory with the driver, as soon as the process uses a GPU and until the memory is freed. Returns the same
+/// memory.
 #[must_use]
-pub fn known_to_driver(memory: RegionMut) -> RegionMut {
+pub fn register_with_driver(memory: RegionMut) -> RegionMut {
     let (address, bytes) = (memory.addr(), memory.len());
     if bytes == 0 || memory.device() != Device::Host {
         return memory;

@@ -24,5 +24,5 @@ pub(crate) use copies::{AsyncCopier, CompletedCopy, GpuSlice};
 pub use deepnvme_cuda::TransferCounts;
 pub(crate) use device::GpuEvent;
 pub use gds_access::{GdsAccess, GdsTrial};
-pub use known_memory::{current_gpu, known_to_driver, wait_for_copies};
+pub use known_memory::{current_gpu, register_with_driver, wait_for_copies};
 pub use probe::{GpuFacts, GpuProbe};

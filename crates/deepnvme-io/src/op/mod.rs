@@ -18,11 +18,11 @@ pub struct Token(pub u64);
 /// The error number of a failed op, as the kernel returned it (positive).
 pub use rustix::io::Errno;
 
-/// The pieces of memory of one op, in file order. One piece is a plain transfer, several are a vectored one.
-pub type Pieces = SmallVec<[Region; 1]>;
+/// The iovecs of an op: ranges of memory, in file order. One is a plain transfer, several are a vectored one.
+pub type Iovecs = SmallVec<[Region; 1]>;
 
-/// The maximum pieces of one op (the kernel's `IOV_MAX`).
-pub const PIECES_MAX: usize = 1024;
+/// The maximum iovecs of one op, as in Linux.
+pub const IOV_MAX: usize = 1024;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -72,7 +72,7 @@ pub struct Op {
     /// The file offset, in bytes. Unused by the sync kinds.
     pub offset: u64,
     /// The memory: contiguous regions, none empty. No regions for the sync kinds.
-    pub pieces: Pieces,
+    pub iovecs: Iovecs,
     /// The file's registration with cuFile, if cuFile moves the op.
     pub cufile: Option<RegisteredFile>,
 }
@@ -81,7 +81,7 @@ impl Op {
     /// Returns the bytes of a full transfer.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.pieces.iter().map(Region::len).sum()
+        self.iovecs.iter().map(Region::len).sum()
     }
 
     /// Drops the first `bytes` of the transfer, so that the rest can be submitted again after a short one.
@@ -93,14 +93,14 @@ impl Op {
         self.offset += bytes as u64;
         let mut left = bytes;
         let mut whole = 0;
-        while whole < self.pieces.len() && left >= self.pieces[whole].len() {
-            left -= self.pieces[whole].len();
+        while whole < self.iovecs.len() && left >= self.iovecs[whole].len() {
+            left -= self.iovecs[whole].len();
             whole += 1;
         }
-        self.pieces.drain(..whole);
+        self.iovecs.drain(..whole);
         if left > 0 {
-            let first = &self.pieces[0];
-            self.pieces[0] = first.slice(left..first.len());
+            let first = &self.iovecs[0];
+            self.iovecs[0] = first.slice(left..first.len());
         }
     }
 }

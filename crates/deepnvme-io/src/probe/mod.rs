@@ -205,8 +205,8 @@ fn attempt_aio(setup: BackendSetup) -> Result<()> {
 fn read_sample(backend: &mut dyn Backend) -> Result<()> {
     let (file, content) = sample()?;
     let target = Buffer::zeroed(SAMPLE_BYTES).map_err(|error| os_error("mmap", &error))?.into_region();
-    let pieces = smallvec![target.region()];
-    let op = Op { token: Token(0), kind: OpKind::Read, file: Arc::new(file), offset: 0, pieces, cufile: None };
+    let iovecs = smallvec![target.region()];
+    let op = Op { token: Token(0), kind: OpKind::Read, file: Arc::new(file), offset: 0, iovecs, cufile: None };
     let Submit::Queued = backend.submit(op) else {
         return Err(wrong("it refused an op although nothing was in flight"));
     };

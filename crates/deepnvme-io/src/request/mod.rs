@@ -40,7 +40,7 @@ pub(crate) use self::worker_handle::WorkerHandle;
 use crate::error::{Error, ErrorKind, Result};
 use crate::file::TensorFile;
 use crate::gpu::{GpuEvent, GpuSlice};
-use crate::op::{Direction, Pieces};
+use crate::op::{Direction, Iovecs};
 use crate::split::{Block, BlockPlan, Segment};
 use crate::sync::{AtomicBool, AtomicU64, Instant, Mutex, RwLock, RwLockReadGuard, lock};
 
@@ -298,17 +298,17 @@ impl Request {
         memory.as_ref().map(use_it).ok_or_else(gone)
     }
 
-    /// Returns the caller's memory of a block, as the pieces of an op.
-    pub(crate) fn pieces(&self, block: &Block) -> Result<Pieces> {
+    /// Returns the caller's memory of a block, as the iovecs of an op.
+    pub(crate) fn iovecs(&self, block: &Block) -> Result<Iovecs> {
         let segments = &self.plan.segments()[block.segments.clone()];
         self.with_memory(|memory| {
-            let piece = |segment: &Segment| {
+            let iovec = |segment: &Segment| {
                 let start = segment.offset.max(block.range.start);
                 let end = (segment.offset + segment.len).min(block.range.end);
                 let range = (start - segment.offset) as usize..(end - segment.offset) as usize;
                 memory.item(segment.item).slice(range)
             };
-            segments.iter().map(piece).collect()
+            segments.iter().map(iovec).collect()
         })
     }
 
@@ -354,7 +354,7 @@ impl Request {
     /// Gives each file its final size (`WholeFile`), or the space that a write in place needs.
     pub(crate) fn set_file_sizes(&self) -> Result<()> {
         if self.options.mode == WriteMode::WholeFile {
-            return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.set_len(*bytes));
+            return self.files().iter().zip(&self.file_ends).try_for_each(|(file, bytes)| file.allocate_len(*bytes));
         }
         // `file_ends` also counts empty items, which do not extend a file. The segments exclude them.
         for segments in self.plan.segments().chunk_by(|a, b| a.file == b.file) {

@@ -156,7 +156,7 @@ impl BlockPlan {
     }
 
     /// Returns a read block with its bytes to come from the page cache: not widened, and into the caller's memory if
-    /// that takes few pieces.
+    /// that takes few iovecs.
     #[must_use]
     pub fn through_cache(&self, block: Block) -> Block {
         let io = block.range.clone();

@@ -5,7 +5,7 @@ use std::ops::Range;
 use deepnvme_mem::Alignment;
 
 use super::extents::{FileAlignment, GDS_BYTES_MIN, Segment};
-use crate::op::{Direction, PIECES_MAX};
+use crate::op::{Direction, IOV_MAX};
 
 /// The descriptor that an op uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -91,10 +91,10 @@ impl Router<'_> {
         }
     }
 
-    /// Returns whether the op can use the caller's memory: no gap, few pieces, each contiguous and aligned.
+    /// Returns whether the op can use the caller's memory: no gap, few iovecs, each contiguous and aligned.
     fn caller_memory_fits(&self, block: &Block, alignment: FileAlignment) -> bool {
         let segments = &self.segments[block.segments.clone()];
-        if segments.len() > PIECES_MAX {
+        if segments.len() > IOV_MAX {
             return false;
         }
         let mut expected = block.range.start;

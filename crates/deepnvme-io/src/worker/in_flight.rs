@@ -8,7 +8,7 @@ use deepnvme_mem::Slot;
 use super::outcome::{self, Attempt, BlockProgress, Outcome, RETRIES_MAX};
 use crate::error::{Error, ErrorKind, Result};
 use crate::gpu::GpuSlice;
-use crate::op::{Direction, Errno, Op, OpKind, Pieces, Token};
+use crate::op::{Direction, Errno, Iovecs, Op, OpKind, Token};
 use crate::request::WorkGuard;
 use crate::split::{Block, IoMode, Route};
 use crate::sync::{Instant, thread};
@@ -139,11 +139,11 @@ impl InFlightOp {
             _ => *mode = IoMode::Buffered,
         }
         let direction = self.guard.request().plan.direction();
-        let pieces = match &self.buffer {
-            None => self.guard.request().pieces(block)?,
+        let iovecs = match &self.buffer {
+            None => self.guard.request().iovecs(block)?,
             Some(buffer) => {
                 let io_bytes = (block.io.end - block.io.start) as usize;
-                Pieces::from_iter([buffer.region().slice(0..io_bytes)])
+                Iovecs::from_iter([buffer.region().slice(0..io_bytes)])
             }
         };
         let kind = match direction {
@@ -151,7 +151,7 @@ impl InFlightOp {
             Direction::Write => OpKind::Write,
         };
         let cufile = if block.route == Route::Gds { part.cufile_registration() } else { None };
-        Ok(Op { token: Token(0), kind, file: part.descriptor(*mode)?, offset, pieces, cufile })
+        Ok(Op { token: Token(0), kind, file: part.descriptor(*mode)?, offset, iovecs, cufile })
     }
 
     /// Classifies a completion of this block's op.

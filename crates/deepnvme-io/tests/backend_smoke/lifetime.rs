@@ -26,8 +26,8 @@ fn dropping_waits_for_what_is_in_flight_and_lets_go_of_it() {
         assert!(kind != BackendKind::Uring || backend.register(&RegistrableRange::from(&source)));
         for index in 0..32 {
             let at = index * 64 * KIB;
-            let piece = source.slice(at..at + 64 * KIB);
-            submit(&mut *backend, op(index as u64, OpKind::Write, &file, at, smallvec![piece]));
+            let iovec = source.slice(at..at + 64 * KIB);
+            submit(&mut *backend, op(index as u64, OpKind::Write, &file, at, smallvec![iovec]));
         }
         if is_flushed {
             backend.flush().unwrap();

@@ -36,8 +36,8 @@ fn reap_waits_for_as_many_as_it_is_asked_for() {
         let memory = memory(64 * KIB);
         for token in 0..16 {
             let at = token * 4096;
-            let piece = memory.slice(at..at + 4096);
-            submit(backend, op(token as u64, OpKind::Read, &file, at, smallvec![piece]));
+            let iovec = memory.slice(at..at + 4096);
+            submit(backend, op(token as u64, OpKind::Read, &file, at, smallvec![iovec]));
         }
         let mut completions = Vec::new();
         backend.flush().unwrap();

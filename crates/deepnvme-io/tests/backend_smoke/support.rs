@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use deepnvme_io::SubmitMode;
 use deepnvme_io::backend::{self, Backend, BackendKind, BackendSetup};
-use deepnvme_io::op::{Completion, Op, OpKind, Pieces, Submit, Token};
+use deepnvme_io::op::{Completion, Iovecs, Op, OpKind, Submit, Token};
 use deepnvme_mem::{Buffer, Region};
 
 pub(crate) const KINDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
@@ -80,8 +80,8 @@ pub(crate) fn bytes_of(region: &Region) -> Vec<u8> {
     bytes
 }
 
-pub(crate) fn op(token: u64, kind: OpKind, file: &Arc<OwnedFd>, offset: usize, pieces: Pieces) -> Op {
-    Op { token: Token(token), kind, file: Arc::clone(file), offset: offset as u64, pieces, cufile: None }
+pub(crate) fn op(token: u64, kind: OpKind, file: &Arc<OwnedFd>, offset: usize, iovecs: Iovecs) -> Op {
+    Op { token: Token(token), kind, file: Arc::clone(file), offset: offset as u64, iovecs, cufile: None }
 }
 
 pub(crate) fn submit(backend: &mut dyn Backend, op: Op) {

@@ -1,4 +1,4 @@
-//! Transfers: directions, pieces, the end of the file, syncs, refusals.
+//! Transfers: directions, iovecs, the end of the file, syncs, refusals.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::SubmitMode;
 use deepnvme_io::backend::{Backend, BackendKind};
-use deepnvme_io::op::{Errno, OpKind, PIECES_MAX, Pieces, Submit};
+use deepnvme_io::op::{Errno, IOV_MAX, Iovecs, OpKind, Submit};
 use deepnvme_mem::{Region, RegistrableRange};
 use smallvec::smallvec;
 
@@ -27,8 +27,8 @@ fn round_trip(backend: &mut dyn Backend, direct: bool, registered: bool) {
         }
         let mut completions = Vec::new();
         for block in 0..BLOCKS {
-            let piece = memory.slice(block * BLOCK..(block + 1) * BLOCK);
-            let mut next = op(block as u64, kind, &file, block * BLOCK, smallvec![piece]);
+            let iovec = memory.slice(block * BLOCK..(block + 1) * BLOCK);
+            let mut next = op(block as u64, kind, &file, block * BLOCK, smallvec![iovec]);
             while let Submit::Busy(back) = backend.submit(next) {
                 backend.reap(1, &mut completions).unwrap();
                 next = back;
@@ -75,14 +75,14 @@ fn single_submission_reaches_the_kernel_at_once() {
 }
 
 #[test]
-fn vectored_ops_fill_their_pieces_in_order() {
+fn vectored_ops_fill_their_iovecs_in_order() {
     on_each(4, SubmitMode::Batch, |backend| {
         let data = random(3, 100_000);
         let scratch = scratch(&vec![0xAA; 100_010]);
         let file = scratch.open(false);
         let source = memory_of(&data);
         let cuts = [0, 1, 4096, 4097, 50_000, 100_000];
-        let cut = |region: &Region| -> Pieces { cuts.windows(2).map(|w| region.slice(w[0]..w[1])).collect() };
+        let cut = |region: &Region| -> Iovecs { cuts.windows(2).map(|w| region.slice(w[0]..w[1])).collect() };
         let written = one(backend, op(1, OpKind::Write, &file, 5, cut(&source)));
         assert_eq!((written.result, written.op.bytes()), (Ok(100_000), 100_000));
         let target = memory(100_000);
@@ -90,9 +90,9 @@ fn vectored_ops_fill_their_pieces_in_order() {
         assert!(bytes_of(&target) == data);
         let file_bytes = std::fs::read(&scratch.path).unwrap();
         assert!(file_bytes[..5] == [0xAA; 5] && file_bytes[100_005..] == [0xAA; 5], "neighbours were changed");
-        let many: Pieces = (0..PIECES_MAX).map(|piece| target.slice(piece..piece + 1)).collect();
+        let many: Iovecs = (0..IOV_MAX).map(|iovec| target.slice(iovec..iovec + 1)).collect();
         let most = one(backend, op(3, OpKind::Read, &file, 5, many));
-        assert_eq!(most.result, Ok(PIECES_MAX));
+        assert_eq!(most.result, Ok(IOV_MAX));
     });
 }
 
@@ -118,7 +118,7 @@ fn a_refused_op_is_its_own_failure() {
         let good = scratch.open(false);
         let read_only: Arc<OwnedFd> = Arc::new(File::open(&scratch.path).unwrap().into());
         let (pipe, _other_end) = std::io::pipe().unwrap();
-        let bytes = || -> Pieces { smallvec![memory(4096)] };
+        let bytes = || -> Iovecs { smallvec![memory(4096)] };
         submit(backend, op(0, OpKind::Read, &good, 0, bytes()));
         submit(backend, op(1, OpKind::Write, &read_only, 0, bytes()));
         submit(backend, op(2, OpKind::Read, &good, 4096, bytes()));

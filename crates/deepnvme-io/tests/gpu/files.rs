@@ -48,17 +48,21 @@ pub(crate) fn on_host(engine: &Engine, file: &Arc<TensorFile>, offset: u64, byte
     seen
 }
 
-/// Whether the folder may be on an NVMe drive, from which cuFile transfers directly.
-pub(crate) fn is_on_nvme(folder: &Path) -> bool {
+/// Whether the folder may be on an NVMe drive, from which cuFile transfers directly. An array of disks may consist of
+/// such drives.
+pub(crate) fn may_be_on_nvme(folder: &Path) -> bool {
     use std::os::unix::fs::MetadataExt;
     let device = folder.metadata().unwrap().dev();
     let link = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-    std::fs::canonicalize(link)
-        .is_ok_and(|disk| disk.to_string_lossy().contains("nvme") || disk.join("slaves").exists())
+    std::fs::canonicalize(link).is_ok_and(|disk| {
+        // The folder `slaves` lists the disks of an array. A single disk has an empty one.
+        let is_array = std::fs::read_dir(disk.join("slaves")).is_ok_and(|mut slaves| slaves.next().is_some());
+        is_array || disk.to_string_lossy().contains("nvme")
+    })
 }
 
-/// Whether a reason is from the rules about file systems.
-pub(crate) fn is_rule(reason: &str) -> bool {
+/// Whether the reason is that GDS does not support the drive or file system.
+pub(crate) fn is_unsuitable_disk_reason(reason: &str) -> bool {
     ["is not an NVMe drive", "is neither ext4 nor XFS", "data=ordered", "is unknown"]
         .iter()
         .any(|rule| reason.contains(rule))

@@ -112,7 +112,7 @@ impl Moment {
         match kind {
             0 => Self::F32(vec![0.0; elements]),
             1 => Self::Bf16(vec![0; elements]),
-            _ => Self::Q8(vec![0; elements], vec![0.0; elements.div_ceil(deepnvme_optim::BLOCK)]),
+            _ => Self::Q8(vec![0; elements], vec![0.0; elements.div_ceil(deepnvme_optim::SCALE_ELEMENTS)]),
         }
     }
 

@@ -49,7 +49,7 @@ impl ScratchFiles {
     /// identify it as ours.
     pub(crate) fn allocate(&self, bytes: u64) -> Result<()> {
         for target in &self.targets {
-            deepnvme_file::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.set_len(bytes)?;
+            deepnvme_file::open(target, OpenOptions::to_fill(DirectMode::Disabled))?.allocate_len(bytes)?;
         }
         Ok(())
     }

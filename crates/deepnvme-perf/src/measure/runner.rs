@@ -126,7 +126,7 @@ impl Runner {
         let files = self.open(Access::ReadWrite)?;
         for file in &files {
             // Allocate the whole file first, so that no later write has to.
-            file.set_len(self.workload.file_bytes())?;
+            file.allocate_len(self.workload.file_bytes())?;
         }
         self.run(&files, Direction::Write, options, observer)?;
         self.sync(&files, Durability::Data)

@@ -11,9 +11,9 @@ use deepnvme_file::{
     self, Replacement,
     replace::{Member, SetReplacement, resolve, retire_set},
 };
+use deepnvme_format::file_list;
 use deepnvme_format::pickle::{PickleWriter, TensorView};
 use deepnvme_format::safetensors::TensorSpec;
-use deepnvme_format::set;
 use deepnvme_format::{Dtype, Signs};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{Access, DirectMode, Durability, Engine, Error as IoError, OpenOptions, WriteMode, WriteOptions, fs};
@@ -230,10 +230,10 @@ fn write_shards(
         let saved = save.write_into(Arc::clone(request.engine), path, target, Arc::clone(progress))?;
         files.insert(name, json!({"bytes": saved.bytes, "index_crc64": format!("{:016x}", saved.index_crc64)}));
     }
-    let mut metadata = json!({"total_size": 0, (set::FILES_KEY): files});
+    let mut metadata = json!({"total_size": 0, (file_list::FILES_KEY): files});
     // An existing file stays: nothing proves its origin.
     if let Ok(stat) = fs::stat(&file) {
-        metadata[set::REPLACES_KEY] = json!({"bytes": stat.bytes, "modified_ns": stat.modified_ns as i64});
+        metadata[file_list::REPLACES_KEY] = json!({"bytes": stat.bytes, "modified_ns": stat.modified_ns as i64});
     }
     let text = json!({"metadata": metadata, "weight_map": weight_map}).to_string();
     Ok(UncommittedSave::Shards(set, text))

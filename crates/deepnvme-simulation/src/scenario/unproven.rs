@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use deepnvme_file::replace::UNPROVEN_MARK;
+use deepnvme_file::replace::UNPROVEN_MARKER;
 
 use super::context::Context;
 
@@ -16,5 +16,5 @@ pub(super) fn may_be_foreign(context: &Context, path: &Path) -> bool {
 
 /// Returns whether a new file or folder still has its first name, which does not contain its inode.
 pub(super) fn has_unproven_name(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().contains(UNPROVEN_MARK))
+    path.file_name().is_some_and(|name| name.to_string_lossy().contains(UNPROVEN_MARKER))
 }

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::history::is_checkpoint;
-use deepnvme_file::replace::TEMPORARY_MARK;
+use deepnvme_file::replace::TEMPORARY_MARKER;
 use deepnvme_io::fs;
 use deepnvme_simulation_runtime::thread::{self, JoinHandle};
 
@@ -92,7 +92,7 @@ pub(super) fn start_name_taker(context: &Context, folders: Vec<PathBuf>, taken: 
 /// Returns the name that a checkpoint's private file will get.
 fn final_name(private: &Path) -> Option<String> {
     let stated = private.file_name()?.to_str()?.strip_prefix('.')?;
-    let (name, _) = stated.split_once(TEMPORARY_MARK)?;
+    let (name, _) = stated.split_once(TEMPORARY_MARKER)?;
     is_checkpoint(name).then(|| name.to_owned())
 }
 

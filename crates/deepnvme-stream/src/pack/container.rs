@@ -11,8 +11,8 @@ use deepnvme_format::{DIMS_MAX, Dtype, Error, Result, safetensors};
 use serde::{Deserialize, Serialize};
 
 use super::encoding::{Encoding, SCALES, dtype, float};
-use crate::encoded_tensor::{EncodedTensor, Form};
 use crate::layer_group::{CONVERSION_BYTES_MAX, Decoding};
+use crate::stored_tensor::{Form, StoredTensor};
 
 /// Padding after the last part of a tensor, at most up to the next page.
 const PADDING_BYTES_MAX: u64 = 4095;
@@ -28,7 +28,7 @@ pub struct PackedTensor {
     /// Its shape.
     pub shape: Vec<u64>,
     /// Its parts and their encoding.
-    pub encoded: EncodedTensor,
+    pub stored: StoredTensor,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -112,11 +112,11 @@ pub fn tensors(header: &safetensors::Header, source: usize) -> Result<Vec<Packed
     let mut found = Vec::with_capacity(container.tensors.len());
     for (name, entry) in container.tensors {
         let bytes = there.get(name.as_str()).filter(|tensor| tensor.dtype == Dtype::U8);
-        let encoded = bytes.and_then(|tensor| parse_entry(&entry, tensor, source));
-        let Some(encoded) = encoded else {
+        let stored = bytes.and_then(|tensor| parse_entry(&entry, tensor, source));
+        let Some(stored) = stored else {
             return Err(corrupt(format!("the header contradicts itself about the packed tensor {name:?}")));
         };
-        found.push(PackedTensor { name, dtype: dtype(encoded.float), shape: entry.shape, encoded });
+        found.push(PackedTensor { name, dtype: dtype(stored.float), shape: entry.shape, stored });
     }
     Ok(found)
 }
@@ -128,7 +128,7 @@ struct Version {
 }
 
 /// The parts of a tensor; `None` if the metadata is inconsistent.
-fn parse_entry(entry: &TensorEntry, tensor: &safetensors::Tensor, source: usize) -> Option<EncodedTensor> {
+fn parse_entry(entry: &TensorEntry, tensor: &safetensors::Tensor, source: usize) -> Option<StoredTensor> {
     let float = float(Dtype::from_safetensors(&entry.dtype)?)?;
     if entry.shape.len() > DIMS_MAX || entry.part == 0 {
         return None;
@@ -166,7 +166,7 @@ fn parse_entry(entry: &TensorEntry, tensor: &safetensors::Tensor, source: usize)
     }
     let end = tensor.offset + tensor.bytes;
     let padding = end.checked_sub(*starts.last()?)?;
-    let encoded = EncodedTensor { source, float, form: Form::Parts { starts, part_bytes, bytes, decoding } };
+    let encoded = StoredTensor { source, float, form: Form::Parts { starts, part_bytes, bytes, decoding } };
     (padding <= PADDING_BYTES_MAX && encoded.check().is_ok()).then_some(encoded)
 }
 
@@ -212,17 +212,15 @@ mod tests {
         let lengths = [1300, 1400, 1000];
         let one = |encoding| std::iter::once(TensorRecord { name: "w", shape: &shape, encoding, lengths: &lengths });
         let found = tensors(&header(&text(one(pack)), 3700), 7).unwrap();
-        assert_eq!((found[0].dtype, found[0].shape.as_slice(), found[0].encoded.source), (Dtype::F32, &shape[..], 7));
-        let Form::Parts { starts, part_bytes, bytes, decoding } = &found[0].encoded.form else {
-            panic!("it has parts")
-        };
+        assert_eq!((found[0].dtype, found[0].shape.as_slice(), found[0].stored.source), (Dtype::F32, &shape[..], 7));
+        let Form::Parts { starts, part_bytes, bytes, decoding } = &found[0].stored.form else { panic!("it has parts") };
         assert_eq!((starts.as_slice(), *part_bytes, *bytes), (&[4096, 5396, 6796, 7796][..], 1600, 4000));
         assert_eq!(*decoding, Decoding::Unpack);
 
         let scheme = Scheme { code: Code::F8E4m3, group: NonZeroUsize::new(64), scale: SCALES };
         let quantise = Encoding::Quantise { float: Float::F16, scheme, columns: 100, part_rows: 4 };
         let found = tensors(&header(&text(one(quantise)), 1000 + 40 + 5), 0).unwrap();
-        let Form::Parts { starts, decoding, .. } = &found[0].encoded.form else { panic!("it has parts") };
+        let Form::Parts { starts, decoding, .. } = &found[0].stored.form else { panic!("it has parts") };
         assert_eq!(starts.as_slice(), [4096, 4096 + 416, 4096 + 832, 4096 + 1040]);
         assert_eq!(Some(*decoding), quantise.decoding());
     }

@@ -21,8 +21,8 @@ pub(crate) fn container(file: &[u8]) {
     let Ok(packed) = pack::tensors(&header, 3) else { return };
     for tensor in packed {
         let there = header.tensors.iter().find(|one| one.name == tensor.name).unwrap();
-        assert_eq!(tensor.encoded.source, 3);
-        let Form::Parts { starts, part_bytes, bytes, .. } = &tensor.encoded.form else { continue };
+        assert_eq!(tensor.stored.source, 3);
+        let Form::Parts { starts, part_bytes, bytes, .. } = &tensor.stored.form else { continue };
         assert!(*part_bytes > 0 && *part_bytes <= CONVERSION_BYTES_MAX);
         // A file never claims much more memory than it has bytes.
         assert!(*bytes as u64 <= there.bytes.saturating_mul(8) && starts.len() as u64 <= there.bytes + 1);

@@ -7,12 +7,12 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::codes::cuda;
-use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, count_up, in_child};
+use common::{FakeDriver, NON_BLOCKING, SLOW_US, at, count_up};
 
 const BYTES: usize = 4096;
 
 /// Asserts that there is one violation, whose text contains `text`, and clears it.
-fn found(fake_driver: &FakeDriver, text: &str) {
+fn assert_one_violation(fake_driver: &FakeDriver, text: &str) {
     let violations = fake_driver.violations();
     assert_eq!(violations.lines().count(), 1, "{violations}");
     assert!(violations.contains(text), "{violations}");
@@ -33,7 +33,7 @@ fn memory_in_use_must_not_be_freed() {
         assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, BYTES, 1, SLOW_US), 0);
         assert_eq!((fake_driver.cuMemcpyDtoHAsync_v2)(target, memory, BYTES, stream), 0);
         assert_eq!(end(target), 0);
-        found(&fake_driver, "that is not over");
+        assert_one_violation(&fake_driver, "that is not over");
         assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
         assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
         assert_eq!(fake_driver.violations(), "");
@@ -41,7 +41,7 @@ fn memory_in_use_must_not_be_freed() {
     let memory = fake_driver.alloc(BYTES);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, memory, BYTES, 1, SLOW_US), 0);
     assert_eq!((fake_driver.cuMemFree_v2)(memory), 0);
-    found(&fake_driver, "cuMemFree");
+    assert_one_violation(&fake_driver, "cuMemFree");
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn work_that_has_ended_must_be_waited_for_all_the_same() {
         if waits {
             assert_eq!(fake_driver.violations(), "");
         } else {
-            found(&fake_driver, "that nobody has waited for");
+            assert_one_violation(&fake_driver, "that nobody has waited for");
         }
     }
 }
@@ -76,7 +76,7 @@ fn unordered_streams_race_and_ordered_ones_do_not() {
     set(second, BYTES as u64);
     assert_eq!(fake_driver.violations(), "", "the ranges share no byte");
     set(second, BYTES as u64 - 1);
-    found(&fake_driver, "race: cuMemsetD8Async");
+    assert_one_violation(&fake_driver, "race: cuMemsetD8Async");
     let event = fake_driver.event();
     assert_eq!((fake_driver.cuEventRecord)(event, second), 0);
     assert_eq!((fake_driver.cuStreamWaitEvent)(first, event, 0), 0);
@@ -87,7 +87,7 @@ fn unordered_streams_race_and_ordered_ones_do_not() {
     assert_eq!(fake_driver.violations(), "", "the host has waited");
     assert_eq!((fake_driver.cuStreamDestroy_v2)(second), 0);
     set(first, BYTES as u64);
-    found(&fake_driver, "race");
+    assert_one_violation(&fake_driver, "race");
 }
 
 #[test]
@@ -101,7 +101,7 @@ fn blocking_streams_are_ordered_by_the_legacy_one() {
     set(other);
     assert_eq!(fake_driver.violations(), "");
     set(blocking);
-    found(&fake_driver, "race");
+    assert_one_violation(&fake_driver, "race");
 }
 
 static FAKE_DRIVER: OnceLock<FakeDriver> = OnceLock::new();
@@ -120,7 +120,7 @@ fn host_functions_must_not_call_the_driver() {
     assert_eq!((fake_driver.cuLaunchHostFunc)(stream, calls_back, (&raw mut code).cast()), 0);
     assert_eq!((fake_driver.cuStreamSynchronize)(stream), 0);
     assert_eq!(code, cuda::NOT_PERMITTED);
-    found(fake_driver, "callback: a host function called cuStreamQuery");
+    assert_one_violation(fake_driver, "callback: a host function called cuStreamQuery");
 }
 
 #[test]
@@ -143,57 +143,5 @@ fn a_context_must_not_be_released_with_work_in_it() {
     let stream = fake_driver.stream(0);
     assert_eq!((fake_driver.fake_driver_fill_kernel)(stream, fake_driver.alloc(8), 8, 1, SLOW_US), 0);
     assert_eq!((fake_driver.cuDevicePrimaryCtxRelease_v2)(0), 0);
-    found(&fake_driver, "released with work left");
-}
-
-#[test]
-fn faults_hit_the_call_of_their_name_and_number() {
-    let fake_driver = FakeDriver::with_context();
-    fake_driver.fail("cuMemAlloc_v2", 1, cuda::OUT_OF_MEMORY);
-    let codes = [0, 1, 2].map(|_| (fake_driver.cuMemAlloc_v2)(&mut 0, 100));
-    assert_eq!((codes, fake_driver.calls("cuMemAlloc_v2")), ([0, cuda::OUT_OF_MEMORY, 0], 3));
-    assert_eq!(fake_driver.live("device_allocations"), 2);
-    (fake_driver.fake_driver_fail_always)(common::c("cuStreamSynchronize").as_ptr(), cuda::ILLEGAL_ADDRESS);
-    assert_eq!([0, 1].map(|_| (fake_driver.cuStreamSynchronize)(0)), [cuda::ILLEGAL_ADDRESS; 2]);
-    (fake_driver.fake_driver_clear)();
-    assert_eq!(((fake_driver.cuStreamSynchronize)(0), fake_driver.calls("cuMemAlloc_v2")), (0, 0));
-    assert_eq!(
-        (fake_driver.live("nonsense"), fake_driver.count("nonsense"), fake_driver.calls("nonsense")),
-        (-1, 0, 0)
-    );
-}
-
-#[test]
-fn environment_variables_configure_the_driver() {
-    let environment = [
-        ("DEEPNVME_FAKE_DRIVER_DEVICES", "3"),
-        ("DEEPNVME_FAKE_DRIVER_MEMORY", "100000"),
-        ("DEEPNVME_FAKE_DRIVER_DELAY_US", "0"),
-        ("DEEPNVME_FAKE_DRIVER_CUFILE_COMPAT", "1"),
-        // 2 is CUDA_ERROR_OUT_OF_MEMORY, 304 is CUDA_ERROR_OPERATING_SYSTEM.
-        ("DEEPNVME_FAKE_DRIVER_FAIL", "cuEventCreate:1:2,cuMemHostAlloc:always:304"),
-    ];
-    assert!(in_child("child_reads_environment_variables", &environment).success());
-    assert!(!in_child("child_reads_environment_variables", &[]).success());
-    assert!(in_child("child_has_no_device", &[("DEEPNVME_FAKE_DRIVER_DEVICES", "0")]).success());
-}
-
-#[test]
-#[ignore = "run by environment_variables_configure_the_driver, in a process of its own"]
-fn child_reads_environment_variables() {
-    let fake_driver = FakeDriver::with_context();
-    let mut count = 0;
-    assert_eq!(((fake_driver.cuDeviceGetCount)(&mut count), count), (0, 3));
-    assert_eq!((fake_driver.cuMemAlloc_v2)(&mut 0, 100_001), cuda::OUT_OF_MEMORY);
-    assert_eq!([0, 1, 2].map(|_| (fake_driver.cuEventCreate)(&mut 0, 0)), [0, cuda::OUT_OF_MEMORY, 0]);
-    assert_eq!([0, 1].map(|_| (fake_driver.cuMemHostAlloc)(&mut 0, 10, 0)), [cuda::OPERATING_SYSTEM; 2]);
-    let mut properties = common::api::DriverProperties::default();
-    assert_eq!((fake_driver.cuFileDriverGetProperties)(&mut properties).err, 0);
-    assert_eq!((properties.major, properties.status_flags, properties.control_flags), (0, 0, 2));
-}
-
-#[test]
-#[ignore = "run by environment_variables_configure_the_driver, in a process of its own"]
-fn child_has_no_device() {
-    assert_eq!((FakeDriver::load().cuInit)(0), cuda::NO_DEVICE);
+    assert_one_violation(&fake_driver, "released with work left");
 }

@@ -35,10 +35,10 @@ impl Harness {
     }
 
     /// Creates an op with the next token.
-    pub fn op(&mut self, kind: OpKind, file: &Arc<OwnedFd>, offset: u64, pieces: &[Region]) -> Op {
+    pub fn op(&mut self, kind: OpKind, file: &Arc<OwnedFd>, offset: u64, iovecs: &[Region]) -> Op {
         self.next_token += 1;
-        let pieces = pieces.iter().cloned().collect();
-        Op { token: Token(self.next_token), kind, file: file.clone(), offset, pieces, cufile: None }
+        let iovecs = iovecs.iter().cloned().collect();
+        Op { token: Token(self.next_token), kind, file: file.clone(), offset, iovecs, cufile: None }
     }
 
     /// Submits an op that must be accepted.

@@ -75,7 +75,7 @@ pub fn ops_in_flight_hold_their_memory(make: Make<'_>) {
     let target = target.into_buffer().expect_err("memory with I/O in flight was given away");
     let completions = harness.reap(1);
     let target = target.into_buffer().expect_err("memory in a completion was given away");
-    assert!(bytes_of(&completions[0].op.pieces[0]) == content);
+    assert!(bytes_of(&completions[0].op.iovecs[0]) == content);
     drop(completions);
     let buffer = target.into_buffer().expect("the backend still holds memory of an op that is home");
     assert!(buffer.as_slice() == content);
@@ -155,9 +155,9 @@ fn exercise(harness: &mut Harness, file: &TestFile, content: &[u8], arena: &Regi
     let source: Region = arena.region().slice(7 * SLOT_BYTES + 5..7 * SLOT_BYTES + 1005);
     assert_eq!(harness.write(&file.file, end, &source), Ok(1000));
     // Two slices of the arena and one of other memory, in one op.
-    let pieces = [slot(0).slice(0..100), outside.slice(0..100), slot(2).slice(7..107)];
-    let op = harness.op(OpKind::Read, &file.file, end, &pieces);
+    let iovecs = [slot(0).slice(0..100), outside.slice(0..100), slot(2).slice(7..107)];
+    let op = harness.op(OpKind::Read, &file.file, end, &iovecs);
     assert_eq!(harness.run(op).result, Ok(300));
-    let found: Vec<u8> = pieces.iter().flat_map(bytes_of).collect();
+    let found: Vec<u8> = iovecs.iter().flat_map(bytes_of).collect();
     assert_eq!(difference(&found, &bytes[..300]), None, "a vectored read into registered memory");
 }

@@ -4,7 +4,7 @@
 //! - [`flow`]: many ops, both submit modes, two queues.
 //! - [`waking`]: waiting in `reap`, and waking it.
 //! - [`transfer`]: the right bytes at the right offset, up to the end of the file.
-//! - [`vectored`]: ops with several pieces of memory.
+//! - [`vectored`]: ops with several iovecs.
 //! - [`refusal`]: errors and syncs.
 //! - [`memory`]: registered memory, and ownership of an op's memory.
 //! - [`random`]: many ops against a model.
@@ -56,9 +56,9 @@ macro_rules! for_each_check {
             transfer reads_leave_the_memory_around_alone,
             transfer writes_land_at_their_offset_and_nowhere_else,
             transfer writes_extend_the_file,
-            vectored pieces_are_filled_in_order,
-            vectored pieces_are_written_in_order,
-            vectored the_most_pieces_work,
+            vectored iovecs_are_filled_in_order,
+            vectored iovecs_are_written_in_order,
+            vectored the_most_iovecs_work,
             transfer offsets_beyond_four_gibibytes_work,
             transfer large_ops_work,
             transfer direct_files_work_and_are_not_realigned,

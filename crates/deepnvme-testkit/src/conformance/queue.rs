@@ -8,26 +8,26 @@ use deepnvme_io::op::{OpKind, Submit, Token};
 use super::{Harness, Make};
 use crate::data::{TestFile, bytes_of, random_bytes, region_at};
 
-const PIECE_BYTES: usize = 4096;
+const OP_BYTES: usize = 4096;
 
 /// Every accepted op is returned by `reap` exactly once.
 ///
 /// # Panics
 /// If the backend breaks the contract, like every check.
 pub fn accepted_ops_come_back_exactly_once(make: Make<'_>) {
-    let file = TestFile::holding(&random_bytes(1, 32 * PIECE_BYTES));
+    let file = TestFile::holding(&random_bytes(1, 32 * OP_BYTES));
     let mut harness = Harness::new(make, 32);
     let mut submitted = BTreeSet::new();
     for index in 0..32 {
-        let memory = region_at(0, PIECE_BYTES).region();
-        let op = harness.op(OpKind::Read, &file.file, index * PIECE_BYTES as u64, &[memory]);
+        let memory = region_at(0, OP_BYTES).region();
+        let op = harness.op(OpKind::Read, &file.file, index * OP_BYTES as u64, &[memory]);
         submitted.insert(harness.submit(op));
         assert_eq!(harness.backend.in_flight(), index as u32 + 1);
     }
     let mut returned = BTreeSet::new();
     for completion in harness.reap(32) {
         assert!(returned.insert(completion.op.token), "{:?} came back twice", completion.op.token);
-        assert_eq!(completion.result, Ok(PIECE_BYTES));
+        assert_eq!(completion.result, Ok(OP_BYTES));
     }
     assert_eq!(returned, submitted);
     assert_eq!(harness.backend.in_flight(), 0);
@@ -40,11 +40,11 @@ pub fn accepted_ops_come_back_exactly_once(make: Make<'_>) {
 
 /// With `depth` ops in flight, the next one is returned unchanged, and accepted once another completes.
 pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
-    let content = random_bytes(2, 8 * PIECE_BYTES);
+    let content = random_bytes(2, 8 * OP_BYTES);
     let file = TestFile::holding(&content);
     let mut harness = Harness::new(make, 4);
     for index in 0..4 {
-        let op = harness.op(OpKind::Read, &file.file, index * 100, &[region_at(0, PIECE_BYTES).region()]);
+        let op = harness.op(OpKind::Read, &file.file, index * 100, &[region_at(0, OP_BYTES).region()]);
         harness.submit(op);
     }
     let target = region_at(17, 1000);
@@ -52,7 +52,7 @@ pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
     let token = fifth.token;
     let Submit::Busy(fifth) = harness.backend.submit(fifth) else { panic!("a fifth op was taken at depth 4") };
     assert_eq!((fifth.token, fifth.kind, fifth.offset), (token, OpKind::Read, 4321));
-    assert_eq!((fifth.pieces[0].addr(), fifth.pieces[0].len()), (target.addr(), 1000));
+    assert_eq!((fifth.iovecs[0].addr(), fifth.iovecs[0].len()), (target.addr(), 1000));
     assert!(Arc::ptr_eq(&fifth.file, &file.file));
     assert_eq!(harness.backend.in_flight(), 4);
 
@@ -66,7 +66,7 @@ pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
 
 /// A completion contains the op as submitted: the same file, memory, offset and token.
 pub fn memory_file_and_token_come_home(make: Make<'_>) {
-    let file = TestFile::holding(&random_bytes(3, 4 * PIECE_BYTES));
+    let file = TestFile::holding(&random_bytes(3, 4 * OP_BYTES));
     let mut harness = Harness::new(make, 8);
     for (index, number) in [0, 1, u64::from(u32::MAX), 1 << 32, u64::MAX - 1, u64::MAX].into_iter().enumerate() {
         let memory = [region_at(0, 700).region(), region_at(5, 300).region()];
@@ -75,20 +75,20 @@ pub fn memory_file_and_token_come_home(make: Make<'_>) {
         let op = harness.run(op).op;
         assert_eq!((op.token, op.kind, op.offset), (Token(number), OpKind::Read, index as u64 * 10));
         assert!(Arc::ptr_eq(&op.file, &file.file), "another file was returned");
-        let places: Vec<_> = op.pieces.iter().map(|piece| (piece.addr(), piece.len())).collect();
+        let places: Vec<_> = op.iovecs.iter().map(|iovec| (iovec.addr(), iovec.len())).collect();
         assert_eq!(places, [(memory[0].addr(), 700), (memory[1].addr(), 300)]);
     }
 }
 
 /// `reap` waits for at least `min` completions, and keeps the contents of the vector.
 pub fn reap_appends_at_least_min(make: Make<'_>) {
-    let file = TestFile::holding(&random_bytes(4, 16 * PIECE_BYTES));
+    let file = TestFile::holding(&random_bytes(4, 16 * OP_BYTES));
     let mut harness = Harness::new(make, 16);
     let mut completions = Vec::new();
     for round in 1..=3_usize {
         for index in 0..16 {
-            let memory = region_at(0, PIECE_BYTES).region();
-            let op = harness.op(OpKind::Read, &file.file, index * PIECE_BYTES as u64, &[memory]);
+            let memory = region_at(0, OP_BYTES).region();
+            let op = harness.op(OpKind::Read, &file.file, index * OP_BYTES as u64, &[memory]);
             harness.submit(op);
         }
         let before = completions.len();

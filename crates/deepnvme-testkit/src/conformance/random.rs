@@ -108,7 +108,7 @@ impl Run {
     }
 }
 
-/// Splits the memory into one or a few pieces.
+/// Splits the memory into one or a few iovecs.
 fn cut(rng: &mut Rng, memory: &Region) -> Vec<Region> {
     let mut cuts: Vec<usize> = (0..rng.below(4)).map(|_| rng.below(memory.len() as u64) as usize).collect();
     cuts.extend([0, memory.len()]);
@@ -127,7 +127,7 @@ fn check_completion(seed: u64, in_flight: &mut HashMap<Token, Expected>, complet
         return;
     };
     assert_eq!(moved, bytes.len(), "seed {seed}: a read of {:?}", expected.range);
-    let found: Vec<u8> = completion.op.pieces.iter().flat_map(bytes_of).collect();
+    let found: Vec<u8> = completion.op.iovecs.iter().flat_map(bytes_of).collect();
     let wrong = difference(&found[..moved], &bytes);
     assert_eq!(wrong, None, "seed {seed}: a read of {:?}", expected.range);
 }

@@ -29,7 +29,7 @@ pub fn a_write_to_a_read_only_file_is_refused(make: Make<'_>) {
     let op = harness.op(OpKind::Write, &read_only(&file), 0, std::slice::from_ref(&source));
     let completion = harness.run(op);
     assert_eq!(completion.result, Err(Errno::BADF));
-    assert_eq!(completion.op.pieces[0].addr(), source.addr());
+    assert_eq!(completion.op.iovecs[0].addr(), source.addr());
     assert_eq!(file.bytes(), content);
 }
 
@@ -41,7 +41,7 @@ pub fn a_read_of_a_write_only_file_is_refused(make: Make<'_>) {
     let op = harness.op(OpKind::Read, &write_only(&file), 0, &[target.region()]);
     let completion = harness.run(op);
     assert_eq!(completion.result, Err(Errno::BADF));
-    assert_eq!(completion.op.pieces[0].addr(), target.addr());
+    assert_eq!(completion.op.iovecs[0].addr(), target.addr());
     assert_eq!(bytes_of(&target.region()), [0xee; 100]);
 }
 
@@ -71,7 +71,7 @@ pub fn a_refusal_leaves_its_neighbours_alone(make: Make<'_>) {
             assert_eq!(completion.result, Err(Errno::BADF), "the op at {at}");
         } else {
             assert_eq!(completion.result, Ok(512), "the op at {at}");
-            assert_eq!(bytes_of(&completion.op.pieces[0]), content[at..at + 512]);
+            assert_eq!(bytes_of(&completion.op.iovecs[0]), content[at..at + 512]);
         }
     }
 }
@@ -90,7 +90,7 @@ pub fn syncs_complete_with_zero(make: Make<'_>) {
     for completion in harness.reap(4) {
         let expected = if completion.op.kind == OpKind::Write { 4096 } else { 0 };
         assert_eq!(completion.result, Ok(expected), "{:?}", completion.op);
-        assert!(completion.op.kind == OpKind::Write || completion.op.pieces.is_empty());
+        assert!(completion.op.kind == OpKind::Write || completion.op.iovecs.is_empty());
     }
 }
 

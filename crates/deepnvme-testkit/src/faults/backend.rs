@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_io::Result;
 use deepnvme_io::backend::{Backend, Wake};
-use deepnvme_io::op::{Completion, Op, Pieces, Submit, Token};
+use deepnvme_io::op::{Completion, Iovecs, Op, Submit, Token};
 use deepnvme_mem::sync::ignore_poison;
 
 use super::{Faults, InjectedFault};
@@ -34,7 +34,7 @@ pub struct FaultBackend {
 /// The original token and memory of an op, and its fault.
 struct Inside {
     token: Token,
-    pieces: Pieces,
+    iovecs: Iovecs,
     fault: InjectedFault,
     delay: Option<Duration>,
 }
@@ -79,7 +79,7 @@ impl FaultBackend {
         for mut completion in finished {
             let before = self.inside.remove(&completion.op.token).expect("the inner backend returns what it was given");
             completion.op.token = before.token;
-            completion.op.pieces = before.pieces;
+            completion.op.iovecs = before.iovecs;
             completion.result = match before.fault {
                 InjectedFault::FailAfterwards(errno) => completion.result.and(Err(errno)),
                 InjectedFault::Short { reported, .. } => completion.result.map(|moved| moved.min(reported)),
@@ -135,9 +135,9 @@ impl Backend for FaultBackend {
             self.held.push((due, Completion { op, result: Err(errno) }));
             return Submit::Queued;
         }
-        let before = Inside { token: op.token, pieces: op.pieces.clone(), fault, delay };
+        let before = Inside { token: op.token, iovecs: op.iovecs.clone(), fault, delay };
         if let InjectedFault::Short { carried, .. } = fault {
-            op.pieces = first_bytes(&op.pieces, carried);
+            op.iovecs = first_bytes(&op.iovecs, carried);
         }
         op.token = Token(self.next_token);
         self.next_token += 1;
@@ -149,7 +149,7 @@ impl Backend for FaultBackend {
             }
             Submit::Busy(mut op) => {
                 op.token = before.token;
-                op.pieces = before.pieces;
+                op.iovecs = before.iovecs;
                 Submit::Busy(op)
             }
         }
@@ -174,16 +174,16 @@ impl Backend for FaultBackend {
     }
 }
 
-/// Returns the pieces of the first `bytes` of a transfer.
-fn first_bytes(pieces: &Pieces, bytes: usize) -> Pieces {
+/// Returns the iovecs of the first `bytes` of a transfer.
+fn first_bytes(iovecs: &Iovecs, bytes: usize) -> Iovecs {
     let mut left = bytes;
-    let mut first = Pieces::new();
-    for piece in pieces {
+    let mut first = Iovecs::new();
+    for iovec in iovecs {
         if left == 0 {
             break;
         }
-        let len = piece.len().min(left);
-        first.push(piece.slice(0..len));
+        let len = iovec.len().min(left);
+        first.push(iovec.slice(0..len));
         left -= len;
     }
     first

@@ -8,8 +8,8 @@ use super::{FaultPlan, Faults, InjectedFault};
 use crate::data::{TestFile, open_direct, region_at};
 
 fn op(file: &TestFile, kind: OpKind, offset: u64, bytes: usize) -> Op {
-    let pieces = std::iter::once(region_at(0, bytes).region()).collect();
-    Op { token: Token(0), kind, file: file.file.clone(), offset, pieces, cufile: None }
+    let iovecs = std::iter::once(region_at(0, bytes).region()).collect();
+    Op { token: Token(0), kind, file: file.file.clone(), offset, iovecs, cufile: None }
 }
 
 #[test]

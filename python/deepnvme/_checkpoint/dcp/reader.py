@@ -104,7 +104,7 @@ class DeepnvmeReader(StorageReader):
         try:
             encoded = json.loads(text)
             metadata = decode(encoded)
-            if state == "sound":
+            if state == "sealed":
                 files = encoded["deepnvme.files"].items()
                 self._fingerprints = {name: (entry["bytes"], int(entry["index_crc64"], 16)) for name, entry in files}
         except MemoryError as error:

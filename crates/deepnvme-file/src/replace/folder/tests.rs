@@ -73,7 +73,7 @@ fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_re
             assert_eq!(std::fs::read(target.join("sub/two")).unwrap(), b"2", "after {log:?}");
         } else {
             make(&target).unwrap_or_else(|error| panic!("after {log:?}: {error}"));
-            // A folder whose writer was killed before its name proved anything is empty, and stays.
+            // A folder whose writer was killed before it was renamed to a name that states its inode is empty, and stays.
             let left: Vec<_> = names(above.path()).into_iter().filter(|name| !name.contains("-new-")).collect();
             assert_eq!(left, ["model"], "after {log:?}");
         }

@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Component, Path, PathBuf};
 
-use deepnvme_format::set::{self, ChecksumState};
+use deepnvme_format::file_list::{self, SealState};
 use deepnvme_io::fs::{self, Stat};
 use deepnvme_io::{Error, ErrorKind, Result};
 use serde::{Deserialize, Serialize};
@@ -22,34 +22,71 @@ pub(super) const INTENT: &str = "deepnvme-intent";
 /// Hexadecimal digits of a token.
 pub(super) const TOKEN_DIGITS: usize = 32;
 
-/// The names and identities of future members.
+/// The names and marks of future members.
 #[derive(Serialize, Deserialize, Default, Debug)]
 pub(super) struct Intent {
     pub(super) format: String,
     pub(super) version: u32,
-    pub(super) members: Vec<Intended>,
+    pub(super) members: Vec<IntendedMember>,
 }
 
-/// A future member's name, and its identity. Without one, only its temporaries can be removed: they prove theirs.
-pub(super) type Intended = (PathBuf, Option<String>);
+/// A future member of a set. Without a mark, only its temporaries can be removed: their names state their own.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+#[serde(from = "(PathBuf, Option<String>)", into = "(PathBuf, Option<String>)")]
+pub(super) struct IntendedMember {
+    pub(super) path: PathBuf,
+    pub(super) mark: Option<String>,
+}
+
+impl From<(PathBuf, Option<String>)> for IntendedMember {
+    fn from((path, mark): (PathBuf, Option<String>)) -> Self {
+        Self { path, mark }
+    }
+}
+
+impl From<IntendedMember> for (PathBuf, Option<String>) {
+    fn from(member: IntendedMember) -> Self {
+        (member.path, member.mark)
+    }
+}
+
+/// A member of a set, as the record of its index states it.
+#[derive(Serialize, Deserialize, Clone, Debug)]
+#[serde(from = "(PathBuf, String)", into = "(PathBuf, String)")]
+pub(super) struct RecordedMember {
+    pub(super) path: PathBuf,
+    pub(super) mark: String,
+}
+
+impl From<(PathBuf, String)> for RecordedMember {
+    fn from((path, mark): (PathBuf, String)) -> Self {
+        Self { path, mark }
+    }
+}
+
+impl From<RecordedMember> for (PathBuf, String) {
+    fn from(member: RecordedMember) -> Self {
+        (member.path, member.mark)
+    }
+}
 
 /// The record in an index of the files that it owns.
 #[derive(Serialize, Deserialize, Default, Debug)]
 pub(super) struct Record {
-    /// The identity of the index itself.
+    /// The mark of the index itself.
     pub(super) index: String,
     /// Its file name.
     #[serde(default)]
     pub(super) name: String,
-    /// The identity of its folder.
+    /// The mark of its folder.
     #[serde(default)]
     pub(super) folder: String,
     /// Contained in the names of all members.
     pub(super) token: String,
-    pub(super) members: Vec<(PathBuf, String)>,
+    pub(super) members: Vec<RecordedMember>,
     /// Members of the replaced index. They are removed unless that failed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) replaces: Vec<(PathBuf, String)>,
+    pub(super) replaces: Vec<RecordedMember>,
 }
 
 impl Record {
@@ -62,16 +99,17 @@ impl Record {
     }
 }
 
-/// Returns the members that a leftover lists. It is an intent, or an index that did not get its name.
-pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path) -> Vec<Intended> {
+/// Returns the members that an intent lists. An index that did not get its name counts as an intent.
+pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path) -> Vec<IntendedMember> {
     if let Some(record) = find_record(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
-        return resolve_paths(record.members, index).into_iter().map(|(path, stated)| (path, Some(stated))).collect();
+        let intended = |RecordedMember { path, mark }| IntendedMember { path, mark: Some(mark) };
+        return resolve_paths(record.members, index).into_iter().map(intended).collect();
     }
     match Intent::deserialize(value) {
         Ok(intent) if intent.format == INTENT && intent.version == 1 => {
-            let is_ours = |(path, _): &Intended| has_any_token(path) && is_recorded_form(path);
+            let is_ours = |member: &IntendedMember| has_any_token(&member.path) && is_recorded_form(&member.path);
             let members = intent.members.into_iter().filter(is_ours);
-            members.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+            members.map(|member| IntendedMember { path: fs::folder_of(index).join(member.path), ..member }).collect()
         }
         _ => Vec::new(),
     }
@@ -92,9 +130,9 @@ fn is_recorded_form(path: &Path) -> bool {
 
 /// Resolves the paths in the records of an index: file names in its folder, or absolute paths. Other paths were not
 /// written by this library, and may lead out of the folder.
-pub(super) fn resolve_paths(members: Vec<(PathBuf, String)>, index: &Path) -> Vec<(PathBuf, String)> {
-    let ours = members.into_iter().filter(|(path, _)| is_recorded_form(path));
-    ours.map(|(path, stated)| (fs::folder_of(index).join(path), stated)).collect()
+pub(super) fn resolve_paths(members: Vec<RecordedMember>, index: &Path) -> Vec<RecordedMember> {
+    let ours = members.into_iter().filter(|member| is_recorded_form(&member.path));
+    ours.map(|member| RecordedMember { path: fs::folder_of(index).join(member.path), ..member }).collect()
 }
 
 /// Returns all files that an index lists, owned or not: the parts of a stripe manifest, or the values of a weight map.
@@ -125,14 +163,14 @@ pub(super) fn insert_record(value: &mut Value, keys: &[String], record: &Record)
     }
     let record = serde_json::to_value(record).map_err(|error| not_text(Path::new(""), &error))?;
     object.insert(last.clone(), record);
-    object.insert(set::CHECKSUM_KEY.to_owned(), set::BLANK.into());
+    object.insert(file_list::CHECKSUM_KEY.to_owned(), file_list::BLANK.into());
     Ok(())
 }
 
 /// A parsed index or intent, and the result of checking its checksum. An intent has none.
 pub(super) struct List {
     pub(super) value: Value,
-    pub(super) state: ChecksumState,
+    pub(super) state: SealState,
 }
 
 /// Parses an index or intent. Returns `None` if the file is too large, not a regular file, or not JSON. A read failure
@@ -141,7 +179,7 @@ pub(super) fn read(file: &OwnedFd, path: &Path) -> Result<Option<List>> {
     match fs::read_small_of(file, path, INDEX_BYTES_MAX) {
         Ok(text) => {
             let value = serde_json::from_slice(&text).ok();
-            Ok(value.map(|value| List { value, state: set::state(&text) }))
+            Ok(value.map(|value| List { value, state: file_list::seal_state(&text) }))
         }
         Err(error) if error.kind() == ErrorKind::InvalidInput => Ok(None),
         Err(error) => Err(error),

@@ -52,10 +52,10 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
             return Ok(Retired::Foreign);
         }
         let record = Record { members: old.replaced_by(&index), ..Record::default() };
-        let mut list = Value::Object(Map::new());
-        insert_record(&mut list, &record_at, &record).map_err(|error| error.at_path(&index))?;
+        let mut intent = Value::Object(Map::new());
+        insert_record(&mut intent, &record_at, &record).map_err(|error| error.at_path(&index))?;
         let written = Temporary::new(&index)?;
-        written.fill(list.to_string().as_bytes()).map_err(|error| error.at_path(&index))?;
+        written.fill(intent.to_string().as_bytes()).map_err(|error| error.at_path(&index))?;
         let folder = fs::OpenedFolder::new(fs::folder_of(&index))?;
         folder.sync()?;
         if !unlink_if(&index, stat.identity) {
@@ -68,7 +68,7 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
             return Err(error);
         }
         let removal = old.remove(&HashSet::new());
-        if !removal.are_gone || !sync_folders_of(old.paths()) {
+        if !removal.is_complete || !sync_folders_of(old.paths()) {
             written.leave();
         }
         return Ok(Retired::Removed { kept: [old.foreign, removal.changed].concat() });
@@ -77,16 +77,16 @@ pub fn retire_set(index: &Path, record_at: &[&str]) -> Result<Retired> {
         .at_path(&index))
 }
 
-/// Removes a stripe set like [`remove_whole_set`]. Returns whether neither the manifest nor a killed save's list is
-/// still needed to tell which files are its own.
+/// Removes a stripe set like [`remove_whole_set`]. Returns whether neither the manifest nor a killed save's
+/// intent is still needed to tell which files are its own.
 pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
     let record_at = [crate::stripe_set::RECORD_KEY.to_owned()];
     clean_up(manifest, &record_at);
     remove_owned(manifest, &record_at);
-    let lists = temporary::leftovers_of(manifest, FileKind::File);
-    let says_nothing = |list: &temporary::Proof| {
-        let said = read(&list.file, &list.path);
-        said.is_ok_and(|said| said.is_none_or(|list| intended_members(&list.value, &record_at, manifest).is_empty()))
+    let intents = temporary::leftovers_of(manifest, FileKind::File);
+    let is_empty = |intent: &temporary::Proof| {
+        let text = read(&intent.file, &intent.path);
+        text.is_ok_and(|text| text.is_none_or(|list| intended_members(&list.value, &record_at, manifest).is_empty()))
     };
     let owns_nothing = match fs::open(manifest, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK, 0) {
         Ok(file) => {
@@ -94,7 +94,7 @@ pub(in crate::replace) fn remove_stripes(manifest: &Path) -> bool {
         }
         Err(errno) => matches!(errno, Errno::NOENT | Errno::LOOP),
     };
-    owns_nothing && lists.iter().all(says_nothing)
+    owns_nothing && intents.iter().all(is_empty)
 }
 
 /// Removes a set together with its folder: the remains of killed saves, the files that its index recorded as its own,
@@ -112,7 +112,7 @@ fn remove_owned(manifest: &Path, record_at: &[String]) {
     if fs::try_lock(file.0.as_fd()) != Ok(false) {
         let Ok(Some(owned)) = Owned::of(&file.0, manifest, record_at) else { return };
         // Remove the manifest last, also on disk: it lists the other files.
-        if !owned.members.is_empty() && owned.remove(&HashSet::new()).are_gone && sync_folders_of(owned.paths()) {
+        if !owned.members.is_empty() && owned.remove(&HashSet::new()).is_complete && sync_folders_of(owned.paths()) {
             unlink_if(manifest, stat.identity);
         }
     }

@@ -200,8 +200,11 @@ fn an_intent_that_somebody_planted_removes_nothing() {
     let (folder, index) = empty_folder();
     let precious = folder.path().join(format!("one-{}.bin", "a".repeat(32)));
     std::fs::write(&precious, "precious").unwrap();
-    let stated = |path: &PathBuf| mark(&fs::stat(path).unwrap());
-    let member = (precious.clone(), Some(stated(&precious)));
+    let intended = |path: &PathBuf, marked: Option<&PathBuf>| IntendedMember {
+        path: path.clone(),
+        mark: marked.map(|marked| mark_of(&fs::stat(marked).unwrap())),
+    };
+    let member = intended(&precious, Some(&precious));
     let intent = Intent { format: INTENT.into(), version: 1, members: vec![member] };
     let text = serde_json::to_vec(&intent).unwrap();
     // The intent states another inode, and a file without a token in its name.
@@ -211,9 +214,9 @@ fn an_intent_that_somebody_planted_removes_nothing() {
     let plain = folder.path().join("plain.bin");
     std::fs::write(&plain, "plain").unwrap();
     let own = Temporary::new(&index).unwrap();
-    // The second member's file differs from the stated one. The third has no statement.
-    let other = (precious.clone(), Some(stated(&plain)));
-    let members = vec![(plain.clone(), Some(stated(&plain))), other, (precious.clone(), None)];
+    // The mark of the second member is another file's. The third has no mark.
+    let other = intended(&precious, Some(&plain));
+    let members = vec![intended(&plain, Some(&plain)), other, intended(&precious, None)];
     own.fill(&serde_json::to_vec(&Intent { members, ..intent }).unwrap()).unwrap();
     fs::unlock(own.file()).unwrap();
     let path = own.path().to_path_buf();
@@ -247,7 +250,7 @@ fn a_name_that_a_failed_save_gave_back_is_its_next_owners() {
         assert_eq!(files(folder.path()).len(), 3 + mine.len(), "after {log:?}");
         log.len() < steps
     });
-    assert!(kept > 0, "no list outlived its members");
+    assert!(kept > 0, "no intent outlived its members");
 }
 
 #[test]
@@ -360,23 +363,23 @@ fn sets_that_are_retired_and_replaced_at_once_are_whole_or_gone() {
     }
 }
 
-/// Mutates the text of a list: other members, other files with the same marks, truncation, random bytes. Never states
-/// the mark of the last file, since none of our lists ever did.
+/// Mutates the text of an intent: other members, other files with the same marks, truncation, random bytes. Never states
+/// the mark of the last file, since none of our intents ever did.
 fn mutated(text: &[u8], others: &[PathBuf], random: &mut fastrand::Rng) -> Vec<u8> {
     let mut value: Value = serde_json::from_slice(text).unwrap();
-    let marks = others.iter().map(|path| mark(&fs::stat(path).unwrap()));
-    let stated: Vec<Value> = marks.take(others.len() - 1).map(Value::from).collect();
-    let unstated = mark(&fs::stat(others.last().unwrap()).unwrap());
+    let each = others.iter().map(|path| mark_of(&fs::stat(path).unwrap()));
+    let marks: Vec<Value> = each.take(others.len() - 1).map(Value::from).collect();
+    let unstated = mark_of(&fs::stat(others.last().unwrap()).unwrap());
     for _ in 0..=random.usize(..3) {
         let other = random.usize(..others.len());
         let members = value["members"].as_array_mut().unwrap();
         let at = random.usize(..=members.len());
         match random.u32(..7) {
             0 => members.insert(at, serde_json::json!([others[other], null])),
-            1 => members.insert(at, serde_json::json!([others[other], random.choice(&stated)])),
-            2 => members.insert(at, serde_json::json!([others[other], stated[other.min(stated.len() - 1)]])),
+            1 => members.insert(at, serde_json::json!([others[other], random.choice(&marks)])),
+            2 => members.insert(at, serde_json::json!([others[other], marks[other.min(marks.len() - 1)]])),
             3 if at < members.len() => members[at][0] = others[other].to_str().into(),
-            4 if at < members.len() => members[at][1] = random.choice(&stated).unwrap().clone(),
+            4 if at < members.len() => members[at][1] = random.choice(&marks).unwrap().clone(),
             5 if at < members.len() => drop(members.remove(at)),
             _ => value["version"] = random.u32(..3).into(),
         }
@@ -401,7 +404,7 @@ fn mutated(text: &[u8], others: &[PathBuf], random: &mut fastrand::Rng) -> Vec<u
 }
 
 #[test]
-fn lists_of_killed_saves_that_were_changed_remove_nothing_of_others() {
+fn intents_of_killed_saves_that_were_changed_remove_nothing_of_others() {
     let mut random = fastrand::Rng::with_seed(20);
     for _ in 0..50 {
         let folder = tempfile::tempdir().unwrap();

@@ -32,8 +32,8 @@ fn a_name_states_which_file_it_is() {
     let temporary = Temporary::new(&target).unwrap();
     let stat = fs::stat_link(temporary.path()).unwrap();
     let name = temporary.path().file_name().unwrap().to_str().unwrap();
-    assert!(name.starts_with(&format!(".file{TEMPORARY_MARK}{:x}-", stat.identity.inode)), "{name}");
-    assert!(UNPROVEN_MARK.starts_with(TEMPORARY_MARK));
+    assert!(name.starts_with(&format!(".file{TEMPORARY_MARKER}{:x}-", stat.identity.inode)), "{name}");
+    assert!(UNPROVEN_MARKER.starts_with(TEMPORARY_MARKER));
     assert!(is_proof(OsStr::new(name), &prefix(&target), &stat));
     assert_eq!(stat.mode, 0o600);
     assert_ne!(Temporary::new(&target).unwrap().path(), temporary.path());

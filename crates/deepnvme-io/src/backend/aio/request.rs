@@ -12,8 +12,8 @@ pub(super) fn block_of(op: &Op, memory: OpMemory) -> ControlBlock {
     let fd = op.file.as_raw_fd();
     let (addr, len, is_vectored) = match memory {
         OpMemory::None => (0, 0, false),
-        OpMemory::Piece { addr, len } => (addr, len, false),
-        OpMemory::Pieces { iovecs, count } => (iovecs as usize, count, true),
+        OpMemory::Contiguous { addr, len } => (addr, len, false),
+        OpMemory::Vectored { iovecs, count } => (iovecs as usize, count, true),
     };
     let command = match (op.kind, is_vectored) {
         (OpKind::Read, false) => Command::Read,

@@ -45,9 +45,9 @@ fn what_the_kernel_has_no_room_for_goes_later() {
     for round in 0..20 {
         for index in 0..DEPTH as usize {
             let at = index * BLOCK_BYTES;
-            let pieces = smallvec![target.region().slice(at..at + BLOCK_BYTES)];
+            let iovecs = smallvec![target.region().slice(at..at + BLOCK_BYTES)];
             let (token, file) = (Token(index as u64), Arc::clone(&file));
-            let op = Op { token, kind: OpKind::Read, file, offset: at as u64, pieces, cufile: None };
+            let op = Op { token, kind: OpKind::Read, file, offset: at as u64, iovecs, cufile: None };
             assert!(matches!(backend.submit(op), Submit::Queued));
         }
         backend.flush().unwrap();

@@ -93,7 +93,7 @@ impl Backend for GdsBackend {
         if self.in_flight() >= self.depth() {
             return Submit::Busy(op);
         }
-        if op.pieces.first().is_none_or(|memory| memory.device() == Device::Host) {
+        if op.iovecs.first().is_none_or(|memory| memory.device() == Device::Host) {
             return self.main.submit(op);
         }
         self.in_flight += 1;

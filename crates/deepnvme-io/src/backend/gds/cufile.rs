@@ -223,7 +223,7 @@ impl Gds {
 
     /// Moves the bytes of an op with one call. Returns also whether all of the memory is registered.
     fn transfer(&self, op: &Op) -> std::result::Result<(IoResult, bool), Errno> {
-        let (Some(file), [memory]) = (&op.cufile, &op.pieces[..]) else { return Err(Errno::BADF) };
+        let (Some(file), [memory]) = (&op.cufile, &op.iovecs[..]) else { return Err(Errno::BADF) };
         let Device::Cuda { index } = memory.device() else { return Err(Errno::INVAL) };
         let device = self.device(index).map_err(|_| Errno::NODEV)?;
         let Acquired { span, is_registered, registration_use } =

@@ -57,7 +57,7 @@ impl Gds {
                 finish(Completion { op, result });
                 continue;
             }
-            let gpu = op.pieces.first().and_then(|memory| match memory.device() {
+            let gpu = op.iovecs.first().and_then(|memory| match memory.device() {
                 Device::Cuda { index } => Some(index),
                 Device::Host => None,
             });
@@ -135,7 +135,7 @@ impl Gds {
             finish(Completion { op, result: Err(Errno::BADF) });
             return None;
         };
-        let memory = &op.pieces[0];
+        let memory = &op.iovecs[0];
         let Acquired { span, is_registered, registration_use } =
             self.registrations.acquire(index, memory.addr(), memory.len());
         Some(BatchOp { op, file, span, is_registered, registration_use })
@@ -181,6 +181,6 @@ impl Gds {
 /// use.
 fn abandon(lost: BatchOp, finish: Finish<'_>) {
     let BatchOp { op, file, registration_use, .. } = lost;
-    std::mem::forget((op.pieces.clone(), Arc::clone(&op.file), file, registration_use));
+    std::mem::forget((op.iovecs.clone(), Arc::clone(&op.file), file, registration_use));
     finish(Completion { op, result: Err(Errno::IO) });
 }

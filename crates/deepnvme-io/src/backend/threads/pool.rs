@@ -241,8 +241,8 @@ mod tests {
 
     fn read(token: u64) -> Op {
         let file = Arc::new(File::open("/proc/self/exe").unwrap().into());
-        let pieces = smallvec![Buffer::zeroed(4).unwrap().into_region().region()];
-        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, pieces, cufile: None }
+        let iovecs = smallvec![Buffer::zeroed(4).unwrap().into_region().region()];
+        Op { token: Token(token), kind: OpKind::Read, file, offset: 0, iovecs, cufile: None }
     }
 
     #[test]
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!(completions.len(), 2);
         for completion in completions {
             let mut magic = [0; 4];
-            completion.op.pieces[0].copy_to_slice(0, &mut magic);
+            completion.op.iovecs[0].copy_to_slice(0, &mut magic);
             assert_eq!((completion.result, &magic), (Ok(4), b"\x7fELF"));
         }
     }

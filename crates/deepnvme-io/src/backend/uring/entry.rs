@@ -31,10 +31,10 @@ pub(super) fn of(op: &Op, memory: OpMemory, file_ref: FileRef, buffers: &BufferT
     }
     let (addr, len) = match memory {
         OpMemory::None => (0, 0),
-        OpMemory::Piece { addr, len } => (addr, len as u32),
-        OpMemory::Pieces { iovecs, count } => (iovecs as usize, count as u32),
+        OpMemory::Contiguous { addr, len } => (addr, len as u32),
+        OpMemory::Vectored { iovecs, count } => (iovecs as usize, count as u32),
     };
-    let is_vectored = matches!(memory, OpMemory::Pieces { .. });
+    let is_vectored = matches!(memory, OpMemory::Vectored { .. });
     let fixed = if is_vectored { None } else { buffers.find(addr, len as usize) };
     let to = ptr::with_exposed_provenance_mut::<u8>(addr);
     let from = ptr::with_exposed_provenance::<u8>(addr);

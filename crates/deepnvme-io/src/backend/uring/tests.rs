@@ -28,9 +28,9 @@ fn read_all(backend: &mut UringBackend, file: &Arc<OwnedFd>) -> Vec<u8> {
     let mut completions = Vec::new();
     for index in 0..OPS {
         let at = index * BLOCK_BYTES;
-        let pieces = smallvec![target.region().slice(at..at + BLOCK_BYTES)];
+        let iovecs = smallvec![target.region().slice(at..at + BLOCK_BYTES)];
         let (token, file) = (Token(index as u64), Arc::clone(file));
-        let mut op = Op { token, kind: OpKind::Read, file, offset: at as u64, pieces, cufile: None };
+        let mut op = Op { token, kind: OpKind::Read, file, offset: at as u64, iovecs, cufile: None };
         while let Submit::Busy(back) = backend.submit(op) {
             backend.reap(1, &mut completions).unwrap();
             op = back;
@@ -77,8 +77,8 @@ fn looking_shows_what_has_completed_in_every_mode() {
         let setup = BackendSetup { queue_depth: 8, submit: SubmitMode::Batch, worker_index: 0 };
         let Ok(mut backend) = UringBackend::open_in(&setup, &[mode]) else { continue };
         let (file, _) = file_of_blocks();
-        let pieces = smallvec![Buffer::zeroed(BLOCK_BYTES).unwrap().into_region().region()];
-        let op = Op { token: Token(0), kind: OpKind::Read, file, offset: 0, pieces, cufile: None };
+        let iovecs = smallvec![Buffer::zeroed(BLOCK_BYTES).unwrap().into_region().region()];
+        let op = Op { token: Token(0), kind: OpKind::Read, file, offset: 0, iovecs, cufile: None };
         assert!(matches!(backend.submit(op), Submit::Queued));
         let mut completions = Vec::new();
         let deadline = std::time::Instant::now() + Duration::from_secs(20);

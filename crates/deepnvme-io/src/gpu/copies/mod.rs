@@ -44,16 +44,16 @@ pub(crate) struct AsyncCopier {
     gpus: Arc<GpuRegistry>,
     queues: Vec<CopyQueue>,
     /// Copies by their number.
-    unfinished: HashMap<u64, Unfinished>,
+    pending: HashMap<u64, PendingCopy>,
     next: u64,
     clock: Clock,
     registration: Option<Box<dyn Registration>>,
 }
 
-struct Unfinished {
+struct PendingCopy {
     /// The number of GPUs that are still copying.
-    gpus: usize,
-    finished: CompletedCopy,
+    gpus_left: usize,
+    result: CompletedCopy,
 }
 
 /// One stream and its copies, in order.
@@ -62,7 +62,7 @@ struct CopyQueue {
     gpu: Arc<dyn Gpu>,
     stream: Box<dyn GpuStream>,
     in_flight: VecDeque<InFlightCopy>,
-    idle: Vec<Box<dyn GpuEvent>>,
+    idle_events: Vec<Box<dyn GpuEvent>>,
     /// When the last completed copy began, and when its completion was seen. 0 if not recorded.
     began_ns: u64,
     free_since_ns: u64,
@@ -80,7 +80,7 @@ struct InFlightCopy {
 impl AsyncCopier {
     pub(crate) fn new(gpus: &Arc<GpuRegistry>, clock: Clock) -> Self {
         let gpus = Arc::clone(gpus);
-        Self { gpus, queues: Vec::new(), unfinished: HashMap::new(), next: 0, clock, registration: None }
+        Self { gpus, queues: Vec::new(), pending: HashMap::new(), next: 0, clock, registration: None }
     }
 
     /// Registers the arena of the bounce buffers with the driver, so that their copies need no staging. Returns the
@@ -103,7 +103,7 @@ impl AsyncCopier {
                 None => by_queue.push((queue, vec![slice])),
             }
         }
-        let gpus = by_queue.len();
+        let gpus_left = by_queue.len();
         let bytes = by_queue.iter().flat_map(|(_, slices)| slices).map(|slice| slice.len as u64).sum();
         let gpu = by_queue.first().map_or(0, |(queue, _)| self.queues[*queue].gpu.index());
         let submitted_ns = (self.clock)().unwrap_or(0);
@@ -111,38 +111,38 @@ impl AsyncCopier {
             if let Err(error) = self.queues[queue].start((number, submitted_ns), direction, buffer, slices) {
                 // The caller gets an error, so nothing of this copy may stay in flight.
                 for queue in &mut self.queues {
-                    queue.end(number);
+                    queue.abandon(number);
                 }
                 return Err(error);
             }
         }
         let copy = GpuCopy { gpu, direction, bytes };
-        let finished = CompletedCopy { number, outcome: Ok(()), copy, start_ns: u64::MAX, end_ns: 0 };
-        self.unfinished.insert(number, Unfinished { gpus, finished });
+        let result = CompletedCopy { number, outcome: Ok(()), copy, start_ns: u64::MAX, end_ns: 0 };
+        self.pending.insert(number, PendingCopy { gpus_left, result });
         Ok(number)
     }
 
     /// Returns the completed copies.
     pub(crate) fn take_completed(&mut self) -> Vec<CompletedCopy> {
-        let mut finished = Vec::new();
+        let mut completed = Vec::new();
         for queue in &mut self.queues {
-            while let Some((number, result)) = queue.take_completed() {
-                let Some(copy) = self.unfinished.get_mut(&number) else { continue };
-                copy.gpus -= 1;
-                if copy.finished.outcome.is_ok() {
-                    copy.finished.outcome = result;
+            while let Some((number, outcome)) = queue.take_completed() {
+                let Some(copy) = self.pending.get_mut(&number) else { continue };
+                copy.gpus_left -= 1;
+                if copy.result.outcome.is_ok() {
+                    copy.result.outcome = outcome;
                 }
                 if let Some(now) = (self.clock)() {
-                    copy.finished.start_ns = copy.finished.start_ns.min(queue.began_ns);
-                    copy.finished.end_ns = now;
+                    copy.result.start_ns = copy.result.start_ns.min(queue.began_ns);
+                    copy.result.end_ns = now;
                     queue.free_since_ns = now;
                 }
-                if copy.gpus == 0 {
-                    finished.extend(self.unfinished.remove(&number).map(|copy| copy.finished));
+                if copy.gpus_left == 0 {
+                    completed.extend(self.pending.remove(&number).map(|copy| copy.result));
                 }
             }
         }
-        finished
+        completed
     }
 
     /// Sleeps until the oldest copy of some GPU is complete, or for [`COPY_WAIT`].
@@ -159,8 +159,8 @@ impl AsyncCopier {
         }
         let gpu = self.gpus.get(device)?;
         let stream = gpu.new_stream()?;
-        let (in_flight, idle) = (VecDeque::new(), Vec::new());
-        self.queues.push(CopyQueue { device, gpu, stream, in_flight, idle, began_ns: 0, free_since_ns: 0 });
+        let (in_flight, idle_events) = (VecDeque::new(), Vec::new());
+        self.queues.push(CopyQueue { device, gpu, stream, in_flight, idle_events, began_ns: 0, free_since_ns: 0 });
         Ok(self.queues.len() - 1)
     }
 }
@@ -173,7 +173,7 @@ impl CopyQueue {
         buffer: &Region,
         slices: Vec<GpuSlice>,
     ) -> Result<()> {
-        let event = match self.idle.pop() {
+        let event = match self.idle_events.pop() {
             Some(event) => event,
             None => self.gpu.new_event()?,
         };
@@ -194,7 +194,7 @@ impl CopyQueue {
     }
 
     /// Waits for a copy that was not started entirely, and drops it.
-    fn end(&mut self, number: u64) {
+    fn abandon(&mut self, number: u64) {
         if self.in_flight.iter().any(|copy| copy.number == number) {
             // If the stream cannot even be waited for, its context is dead and nothing runs there any more.
             let _ = self.stream.synchronise();
@@ -207,13 +207,13 @@ impl CopyQueue {
             Ok(false) => return None,
             Ok(true) => Ok(()),
             Err(error) => {
-                // As in `end`.
+                // As in `abandon`.
                 let _ = self.stream.synchronise();
                 Err(error)
             }
         };
         let InFlightCopy { number, submitted_ns, event, .. } = self.in_flight.pop_front()?;
-        self.idle.push(event);
+        self.idle_events.push(event);
         // A stream runs its copies in order, so this one was behind the previous one until then.
         self.began_ns = submitted_ns.max(self.free_since_ns);
         Some((number, result))

@@ -16,7 +16,7 @@ use super::window::Window;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::gpu::{EngineGpus, GpuSlice};
-use crate::op::{Completion, Direction, Op, Pieces, Submit};
+use crate::op::{Completion, Direction, Iovecs, Op, Submit};
 use crate::request::{SyncTarget, WorkGuard};
 use crate::split::{Block, IoMode, Route};
 use crate::stats::WorkerStats;
@@ -118,7 +118,7 @@ impl<B: Backend> IoLoop<B> {
         WorkerStats::count(&self.accounts.stats.counters.syncs, 1);
         let (file, kind) = (Arc::clone(&target.file), target.kind);
         let token = self.in_flight.insert(InFlightOp::sync(guard, target.path.clone()));
-        self.submit(Op { token, kind, file, offset: 0, pieces: Pieces::new(), cufile: None })
+        self.submit(Op { token, kind, file, offset: 0, iovecs: Iovecs::new(), cufile: None })
     }
 
     /// Starts a block. Returns its guard if it must wait for a bounce buffer.

@@ -6,7 +6,7 @@
 //! | `session` | opening and closing the driver, its parameters and properties |
 //! | `statistics` | switching the statistics of transfers, and reading them |
 //! | `registered` | files and buffers that are registered |
-//! | `transfer` | one transfer: checked when requested, then moved in pieces |
+//! | `transfer` | one transfer: checked when requested, then moved by several calls |
 //! | `direct` | synchronous calls |
 //! | `batch` | batches, whose entries complete late and in any order |
 //! | `queued` | transfers that are ops of a stream |

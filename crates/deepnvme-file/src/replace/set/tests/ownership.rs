@@ -83,18 +83,18 @@ fn a_record_that_leads_out_of_the_folder_owns_nothing_there() {
     for name in ["thesis.txt".to_owned(), format!("one-{}.bin", "a".repeat(32))] {
         let theirs = above.path().join(&name);
         std::fs::write(&theirs, "theirs").unwrap();
-        let stated = written_mark(&fs::stat(&theirs).unwrap());
+        let mark = written_mark(&fs::stat(&theirs).unwrap());
         for (key, path) in [("replaces", format!("../{name}")), ("members", format!("../{name}"))] {
             save(&index, "old").unwrap();
-            edit(&index, |metadata| metadata["files"][key] = serde_json::json!([[path, stated]]));
+            edit(&index, |metadata| metadata["files"][key] = serde_json::json!([[path, mark]]));
             save(&index, "new").unwrap();
             assert_eq!(std::fs::read_to_string(&theirs).unwrap(), "theirs", "{key}");
         }
     }
     let plain = above.path().join("thesis.txt");
-    let stated = written_mark(&fs::stat(&plain).unwrap());
+    let mark = written_mark(&fs::stat(&plain).unwrap());
     save(&index, "old").unwrap();
-    edit(&index, |metadata| metadata["files"]["replaces"] = serde_json::json!([[plain, stated]]));
+    edit(&index, |metadata| metadata["files"]["replaces"] = serde_json::json!([[plain, mark]]));
     save(&index, "new").unwrap();
     assert!(plain.exists());
 }
@@ -105,14 +105,14 @@ fn an_index_that_does_not_match_its_checksum_owns_nothing() {
     // Its name has the form of a member's.
     let theirs = above.path().join(format!("one-{}.bin", "a".repeat(32)));
     std::fs::write(&theirs, "theirs").unwrap();
-    let stated = written_mark(&fs::stat(&theirs).unwrap());
+    let mark = written_mark(&fs::stat(&theirs).unwrap());
     for has_checksum in [true, false] {
         save(&index, "old").unwrap();
         let members = members(&index);
         edit(&index, |metadata| {
-            metadata["files"]["replaces"] = serde_json::json!([[theirs, stated]]);
+            metadata["files"]["replaces"] = serde_json::json!([[theirs, mark]]);
             if !has_checksum {
-                metadata.as_object_mut().unwrap().remove(set::CHECKSUM_KEY);
+                metadata.as_object_mut().unwrap().remove(file_list::CHECKSUM_KEY);
             }
         });
         save(&index, "new").unwrap();

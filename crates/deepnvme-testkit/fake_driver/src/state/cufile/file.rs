@@ -38,7 +38,7 @@ impl File {
         status_of(self.fd).is_some_and(|status| (status.st_dev, status.st_ino) == self.identity)
     }
 
-    /// Returns a descriptor for a piece that direct I/O would refuse.
+    /// Returns a descriptor for a call that direct I/O would refuse.
     pub(crate) fn unaligned(&self) -> RawFd {
         if self.flags & libc::O_DIRECT == 0 {
             return self.fd;

@@ -1,4 +1,4 @@
-//! One transfer, moved in pieces by real system calls on the caller's descriptor.
+//! One transfer, moved by several system calls on the caller's descriptor.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use crate::state::memory::page_bytes;
 
 /// Alignment that direct I/O requires of offsets, sizes and addresses.
 pub(crate) const ALIGNMENT: u64 = 4096;
-/// The maximum number of pages of a piece.
-const PIECE_PAGES_MAX: u64 = 32;
+/// The maximum number of pages of a call.
+const CALL_PAGES_MAX: u64 = 32;
 
 /// The direction of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +51,8 @@ impl Transfer {
     pub(crate) fn move_bytes(&mut self, limit: usize) -> Result<usize, i32> {
         let mut done = 0;
         while done < limit {
-            let pages = 1 + self.rng.below(PIECE_PAGES_MAX) as usize;
-            match self.piece(done, (pages * page_bytes()).min(limit - done)) {
+            let pages = 1 + self.rng.below(CALL_PAGES_MAX) as usize;
+            match self.move_some(done, (pages * page_bytes()).min(limit - done)) {
                 Ok(0) => break,
                 Ok(moved) => done += moved,
                 Err(libc::EINTR) => (),
@@ -62,7 +62,7 @@ impl Transfer {
         Ok(done)
     }
 
-    fn piece(&self, from: usize, bytes: usize) -> Result<usize, i32> {
+    fn move_some(&self, from: usize, bytes: usize) -> Result<usize, i32> {
         let memory = self.range.part(from);
         let offset = self.file_offset + from as i64;
         let numbers = [memory.addr() as u64, offset as u64, bytes as u64];

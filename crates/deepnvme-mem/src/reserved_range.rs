@@ -13,8 +13,8 @@ use crate::{Alignment, Device, RegionMut};
 /// while only these rows need memory.
 ///
 /// ```
-/// use deepnvme_mem::Reserved;
-/// let reserved = Reserved::new(1 << 40, 4096)?;
+/// use deepnvme_mem::ReservedRange;
+/// let reserved = ReservedRange::new(1 << 40, 4096)?;
 /// reserved.region_mut(1 << 39..(1 << 39) + 5).copy_from_slice(0, b"bytes");
 /// reserved.discard(0..1 << 40);
 /// let mut bytes = [1; 5];
@@ -23,26 +23,26 @@ use crate::{Alignment, Device, RegionMut};
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Reserved {
+pub struct ReservedRange {
     mapping: Arc<Mapping>,
     bytes: usize,
     page_bytes: usize,
 }
 
-/// From this many huge pages on, a chunk is worth the partly used huge pages at its ends.
-const HUGE_PAGES_MIN: usize = 8;
+/// Rows of at least this many huge pages waste little in the partly used pages at their ends.
+const ROW_HUGE_PAGES_MIN: usize = 8;
 
-impl Reserved {
-    /// Reserves addresses for `bytes` bytes. If chunks (`chunk_bytes`) are smaller than 16 MiB, small pages are
-    /// requested, so that a chunk costs little more than its size.
+impl ReservedRange {
+    /// Reserves addresses for `bytes` bytes. For rows (`row_bytes`) of less than 16 MiB, small pages are requested,
+    /// so that a row takes little more memory than its size.
     ///
     /// # Errors
     /// `ENOMEM` if the address space has no such range.
     ///
     /// # Panics
     /// If `bytes` is zero.
-    pub fn new(bytes: usize, chunk_bytes: usize) -> io::Result<Self> {
-        let page_bytes = Self::page_bytes_for(chunk_bytes);
+    pub fn new(bytes: usize, row_bytes: usize) -> io::Result<Self> {
+        let page_bytes = Self::page_bytes_for(row_bytes);
         let mapping = Mapping::reserve(bytes, page_bytes)?;
         // A hint: the other page size works as well.
         let _ = mapping.advise_pages(page_bytes > rustix::param::page_size());
@@ -56,11 +56,11 @@ impl Reserved {
         self.page_bytes
     }
 
-    /// Returns the page size for chunks of that size.
+    /// Returns the page size for rows of that size.
     #[must_use]
-    pub fn page_bytes_for(chunk_bytes: usize) -> usize {
+    pub fn page_bytes_for(row_bytes: usize) -> usize {
         let huge_bytes = Alignment::HUGE.bytes() as usize;
-        if chunk_bytes >= HUGE_PAGES_MIN * huge_bytes { huge_bytes } else { rustix::param::page_size() }
+        if row_bytes >= ROW_HUGE_PAGES_MIN * huge_bytes { huge_bytes } else { rustix::param::page_size() }
     }
 
     /// Returns the number of bytes.
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "miri has no pages to give back")]
     fn discard_frees_whole_pages_and_keeps_partial_ones() {
-        let reserved = Reserved::new(10 * 4096, 4096).unwrap();
+        let reserved = ReservedRange::new(10 * 4096, 4096).unwrap();
         let all = reserved.region_mut(0..10 * 4096);
         all.copy_from_slice(0, &[7; 10 * 4096]);
         reserved.discard(4095..3 * 4096 + 1);
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "miri keeps all memory")]
     fn more_than_the_ram_can_be_reserved() {
-        let reserved = Reserved::new(1 << 42, 4096).unwrap();
+        let reserved = ReservedRange::new(1 << 42, 4096).unwrap();
         reserved.region_mut((1 << 42) - 3..1 << 42).copy_from_slice(0, &[1, 2, 3]);
         let mut bytes = [0; 3];
         reserved.region_mut((1 << 42) - 3..1 << 42).region().copy_to_slice(0, &mut bytes);

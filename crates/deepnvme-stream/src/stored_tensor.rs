@@ -14,7 +14,7 @@ const CONVERSION_BYTES_TARGET: usize = 4 << 20;
 
 /// A tensor on disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct EncodedTensor {
+pub struct StoredTensor {
     /// Index of its file.
     pub source: usize,
     /// The type of its elements, after decoding.
@@ -44,7 +44,7 @@ pub enum Form {
     },
 }
 
-impl EncodedTensor {
+impl StoredTensor {
     /// Checks that the parts are consistent, and that each fits into one conversion.
     ///
     /// # Errors
@@ -64,20 +64,34 @@ impl EncodedTensor {
         if starts.windows(2).all(fits) { Ok(()) } else { wrong("overlap, or have a size that none may have") }
     }
 
-    /// The conversions that load a range of its decoded bytes to the slot offset `at`, as elements of `to`.
+    /// Checks that a range may end at this decoded byte.
     ///
     /// # Errors
-    /// `Plan` for a range that cuts an element, or lies outside a tensor of `Parts`. A plain tensor has no length here.
-    pub fn conversions(&self, range: Range<usize>, at: usize, to: Float) -> Result<Vec<Conversion>> {
+    /// As [`conversions`](Self::conversions).
+    pub fn check_end(&self, end: usize) -> Result<()> {
+        self.check_range(&(end..end))
+    }
+
+    fn check_range(&self, range: &Range<usize>) -> Result<()> {
         let item = self.float.bytes();
         let is_whole = range.start.is_multiple_of(item) && range.end.is_multiple_of(item) && range.start <= range.end;
         let has = match &self.form {
             Form::Plain { .. } => true,
             Form::Parts { bytes, .. } => range.end <= *bytes,
         };
-        if !is_whole || !has {
-            return Err(Error::Plan(format!("bytes {range:?} lie outside a tensor of {:?}", self.float)));
+        if is_whole && has {
+            return Ok(());
         }
+        Err(Error::Plan(format!("bytes {range:?} lie outside a tensor of {:?}", self.float)))
+    }
+
+    /// The conversions that load a range of its decoded bytes to the slot offset `at`, as elements of `to`.
+    ///
+    /// # Errors
+    /// `Plan` for a range that cuts an element, or lies outside a tensor of `Parts`. A plain tensor has no length here.
+    pub fn conversions(&self, range: Range<usize>, at: usize, to: Float) -> Result<Vec<Conversion>> {
+        self.check_range(&range)?;
+        let item = self.float.bytes();
         let becomes = |bytes: usize| bytes / item * to.bytes();
         let mut conversions = Vec::new();
         let mut begin = range.start;
@@ -157,7 +171,7 @@ mod tests {
             } else {
                 Form::Parts { starts: starts.clone(), part_bytes, bytes, decoding: Decoding::Unpack }
             };
-            let stored = EncodedTensor { source: 3, float: Float::Bf16, form };
+            let stored = StoredTensor { source: 3, float: Float::Bf16, form };
             stored.check().unwrap();
             let (one, other) = (cut.0 as usize % (bytes / 2) * 2, cut.1 as usize % (bytes / 2 + 1) * 2);
             let range = one.min(other)..one.max(other);
@@ -189,7 +203,7 @@ mod tests {
     fn inconsistent_parts_are_refused() {
         let parts = |starts: Vec<u64>, part_bytes, bytes| {
             let form = Form::Parts { starts, part_bytes, bytes, decoding: Decoding::Unpack };
-            EncodedTensor { source: 0, float: Float::Bf16, form }
+            StoredTensor { source: 0, float: Float::Bf16, form }
         };
         assert!(parts(vec![0, 10, 20], 16, 30).check().is_ok());
         for (starts, part_bytes, bytes) in [

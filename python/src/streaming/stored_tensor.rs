@@ -1,34 +1,35 @@
-//! The `_EncodedTensor` class: a tensor whose form on disk differs from memory.
+//! The `_StoredTensor` class: a tensor on disk, plain or packed.
 
 use std::sync::Arc;
 
 use deepnvme_checkpoint::read::FileMetadata;
 use deepnvme_codec::Float;
 use deepnvme_stream::pack;
-use deepnvme_stream::{EncodedRange, EncodedTensor, Form};
+use deepnvme_stream::{Form, StoredRange, StoredTensor};
 use pyo3::prelude::*;
 
 use super::error::to_exception;
 use crate::checkpoint::{self, CheckpointReader};
 use crate::error::InvalidArgumentError;
 
-/// An encoded tensor. Two are equal if they are the same object.
-#[pyclass(frozen, name = "_EncodedTensor", module = "deepnvme._deepnvme")]
-pub(crate) struct PyEncodedTensor {
-    pub(crate) tensor: Arc<EncodedTensor>,
+/// A tensor on disk. Two are equal if they are the same object.
+#[pyclass(frozen, name = "_StoredTensor", module = "deepnvme._deepnvme")]
+pub(crate) struct PyStoredTensor {
+    pub(crate) tensor: Arc<StoredTensor>,
 }
 
-/// A range of a tensor: an encoded tensor, first decoded byte and bytes; or file index, offset, bytes and type.
+/// A range of a stored tensor: the tensor, first decoded byte and bytes; for a plain one, file index, offset, bytes and
+/// type.
 #[derive(FromPyObject)]
-pub(crate) enum EncodedArgument<'py> {
-    Encoded((PyRef<'py, PyEncodedTensor>, usize, usize)),
+pub(crate) enum RangeArgument<'py> {
+    Stored((PyRef<'py, PyStoredTensor>, usize, usize)),
     Plain((usize, u64, usize, String)),
 }
 
-/// Name, type, shape, encoded tensor.
-type PackedTuple = (String, &'static str, Vec<u64>, PyEncodedTensor);
+/// Name, type, shape, stored tensor.
+type PackedTuple = (String, &'static str, Vec<u64>, PyStoredTensor);
 
-/// List the encoded tensors of a file. ``file`` is the caller's index of the file.
+/// List the packed tensors of a file. ``file`` is the caller's index of the file.
 #[pyfunction]
 pub(crate) fn _packed_tensors(
     py: Python<'_>,
@@ -40,8 +41,8 @@ pub(crate) fn _packed_tensors(
     let packed = pack::tensors(header, file);
     let packed = packed.map_err(|error| checkpoint::format_error(py, reader.path(), error))?;
     let tuple = |tensor: pack::PackedTensor| {
-        let encoded = PyEncodedTensor { tensor: Arc::new(tensor.encoded) };
-        (tensor.name, tensor.dtype.torch_name(), tensor.shape, encoded)
+        let stored = PyStoredTensor { tensor: Arc::new(tensor.stored) };
+        (tensor.name, tensor.dtype.torch_name(), tensor.shape, stored)
     };
     Ok(packed.into_iter().map(tuple).collect())
 }
@@ -58,18 +59,18 @@ pub(crate) fn float(name: &str) -> PyResult<Float> {
     }
 }
 
-pub(crate) fn encoded_range(py: Python<'_>, argument: EncodedArgument<'_>) -> PyResult<EncodedRange> {
+pub(crate) fn stored_range(py: Python<'_>, argument: RangeArgument<'_>) -> PyResult<StoredRange> {
     let range = match argument {
-        EncodedArgument::Encoded((encoded, start, bytes)) => {
-            EncodedRange { tensor: Arc::clone(&encoded.tensor), start, bytes }
+        RangeArgument::Stored((stored, start, bytes)) => {
+            StoredRange { tensor: Arc::clone(&stored.tensor), start, bytes }
         }
-        EncodedArgument::Plain((source, offset, bytes, name)) => {
-            let tensor = EncodedTensor { source, float: float(&name)?, form: Form::Plain { offset } };
-            EncodedRange { tensor: Arc::new(tensor), start: 0, bytes }
+        RangeArgument::Plain((source, offset, bytes, name)) => {
+            let tensor = StoredTensor { source, float: float(&name)?, form: Form::Plain { offset } };
+            StoredRange { tensor: Arc::new(tensor), start: 0, bytes }
         }
     };
     let end = range.start.checked_add(range.bytes);
     let end = end.ok_or_else(|| InvalidArgumentError::new_err("a range exceeds the address space"))?;
-    range.tensor.conversions(end..end, 0, range.tensor.float).map_err(|error| to_exception(py, &error))?;
+    range.tensor.check_end(end).map_err(|error| to_exception(py, &error))?;
     Ok(range)
 }

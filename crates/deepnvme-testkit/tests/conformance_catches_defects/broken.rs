@@ -17,8 +17,8 @@ pub(crate) enum Defect {
     ChangesTokens,
     TruncatesTokens,
     ChangesOffsets,
-    SwapsPieces,
-    KeepsOnePiece,
+    SwapsIovecs,
+    KeepsOneIovec,
     ReadsPastTheOp,
     MovesWritesByOne,
     TruncatesOffsets,
@@ -49,8 +49,8 @@ impl Broken {
 
     fn spoil_op(&mut self, op: &mut Op) {
         match self.defect {
-            Defect::SwapsPieces => op.pieces.reverse(),
-            Defect::KeepsOnePiece => op.pieces.truncate(1),
+            Defect::SwapsIovecs => op.iovecs.reverse(),
+            Defect::KeepsOneIovec => op.iovecs.truncate(1),
             Defect::MovesWritesByOne if op.kind == OpKind::Write => op.offset += 1,
             Defect::TruncatesOffsets => op.offset &= 0xffff_ffff,
             Defect::KeepsMemory => self.kept.push(twin(op)),
@@ -66,7 +66,7 @@ impl Broken {
             Defect::ChangesOffsets => op.offset += op.bytes() as u64,
             Defect::ClaimsFullReads => completion.result = completion.result.map(|_| op.bytes()),
             Defect::HidesErrors => completion.result = completion.result.or(Ok(op.bytes())),
-            Defect::ClaimsSyncedBytes if op.pieces.is_empty() => {
+            Defect::ClaimsSyncedBytes if op.iovecs.is_empty() => {
                 completion.result = completion.result.map(|_| 1);
             }
             Defect::FailsAll => completion.result = Err(Errno::IO),
@@ -82,7 +82,7 @@ fn twin(op: &Op) -> Op {
         kind: op.kind,
         file: op.file.clone(),
         offset: op.offset,
-        pieces: op.pieces.clone(),
+        iovecs: op.iovecs.clone(),
         cufile: op.cufile.clone(),
     }
 }

@@ -47,15 +47,15 @@ pub struct Replaced {
     pub modified_ns: i64,
 }
 
-/// The result of checking a list's checksum.
+/// Whether a list has a checksum of its own text, and matches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ChecksumState {
+pub enum SealState {
     /// The text is unchanged.
-    Matches,
+    Sealed,
     /// The text was damaged, or edited by another program.
-    Differs,
+    Damaged,
     /// The text has no checksum.
-    Missing,
+    Unsealed,
 }
 
 /// Returns the positions of the checksum's three numbers.
@@ -92,23 +92,19 @@ fn write_digits(bytes: &mut [u8], place: Range<usize>, number: u64) {
 
 /// Checks a text against its checksum.
 #[must_use]
-pub fn state(text: &[u8]) -> ChecksumState {
+pub fn seal_state(text: &[u8]) -> SealState {
     let Some([length, length_sum, sum]) = digit_ranges(text) else {
         // A damaged key leaves the other one.
         let is_there = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
-        return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) {
-            ChecksumState::Differs
-        } else {
-            ChecksumState::Missing
-        };
+        return if is_there(CHECKSUM_KEY) || is_there(FILES_KEY) { SealState::Damaged } else { SealState::Unsealed };
     };
     let is_as_long = parse_digits(text, length.clone()) == Some(text.len() as u64);
     let is_length = parse_digits(text, length_sum) == Some(covered_sum(&text[length], &[]));
     let whole = covered_sum(text, std::slice::from_ref(&sum));
     if is_as_long && is_length && parse_digits(text, sum) == Some(whole) {
-        ChecksumState::Matches
+        SealState::Sealed
     } else {
-        ChecksumState::Differs
+        SealState::Damaged
     }
 }
 
@@ -160,7 +156,7 @@ pub fn files(text: &[u8]) -> Result<Vec<(String, FileFingerprint)>> {
 /// Returns the file that an index replaces, if the index states one and its checksum is valid.
 #[must_use]
 pub fn replaces(text: &[u8]) -> Option<Replaced> {
-    let wire: Wire = (state(text) == ChecksumState::Matches).then(|| serde_json::from_slice(text).ok())??;
+    let wire: Wire = (seal_state(text) == SealState::Sealed).then(|| serde_json::from_slice(text).ok())??;
     wire.metadata?.replaces
 }
 
@@ -185,13 +181,13 @@ mod tests {
     #[test]
     fn every_changed_byte_is_reported() {
         let text = text().into_bytes();
-        assert_eq!(state(&text), ChecksumState::Matches);
+        assert_eq!(seal_state(&text), SealState::Sealed);
         assert_eq!(files(&text).unwrap(), [("a.safetensors".into(), FileFingerprint { bytes: 5, index_crc64: 255 })]);
         for at in 0..text.len() {
             for value in (0..=u8::MAX).filter(|value| *value != text[at]) {
                 let mut damaged = text.clone();
                 damaged[at] = value;
-                assert_eq!(state(&damaged), ChecksumState::Differs, "byte {at} as {value}");
+                assert_eq!(seal_state(&damaged), SealState::Damaged, "byte {at} as {value}");
             }
         }
     }
@@ -203,14 +199,14 @@ mod tests {
             let (before, after) = text.split_at(at);
             for value in 0..=u8::MAX {
                 let more = [before, &[value], after].concat();
-                assert_eq!(state(&more), ChecksumState::Differs, "{value} put in at {at}");
+                assert_eq!(seal_state(&more), SealState::Damaged, "{value} put in at {at}");
             }
             for count in 1..=after.len() {
                 let less = [before, &after[count..]].concat();
                 // Without either key a text is one that never had a checksum.
-                assert_ne!(state(&less), ChecksumState::Matches, "{count} bytes less at {at}");
+                assert_ne!(seal_state(&less), SealState::Sealed, "{count} bytes less at {at}");
                 if count < 30 {
-                    assert_eq!(state(&less), ChecksumState::Differs, "{count} bytes less at {at}");
+                    assert_eq!(seal_state(&less), SealState::Damaged, "{count} bytes less at {at}");
                 }
             }
         }
@@ -219,8 +215,8 @@ mod tests {
     #[test]
     fn a_sum_in_another_text_is_damage() {
         let copied = text().replace("\"a.safetensors\"}\n", "\"another.safetensors\"}\n");
-        assert_eq!(state(copied.as_bytes()), ChecksumState::Differs);
-        assert_eq!(state(b"{\"weight_map\": {}}"), ChecksumState::Missing);
+        assert_eq!(seal_state(copied.as_bytes()), SealState::Damaged);
+        assert_eq!(seal_state(b"{\"weight_map\": {}}"), SealState::Unsealed);
         assert!(write_checksum("{}").is_err() && write_checksum(&text()).is_err());
     }
 

@@ -37,8 +37,8 @@ fn each_defect_is_caught_by_the_check_of_its_promise() {
         (Defect::ChangesTokens, &["memory_file_and_token_come_home", "accepted_ops_come_back_exactly_once"]),
         (Defect::TruncatesTokens, &["memory_file_and_token_come_home"]),
         (Defect::ChangesOffsets, &["memory_file_and_token_come_home"]),
-        (Defect::SwapsPieces, &["pieces_are_filled_in_order", "pieces_are_written_in_order", "the_most_pieces_work"]),
-        (Defect::KeepsOnePiece, &["pieces_are_filled_in_order", "registered_memory_works_like_any"]),
+        (Defect::SwapsIovecs, &["iovecs_are_filled_in_order", "iovecs_are_written_in_order", "the_most_iovecs_work"]),
+        (Defect::KeepsOneIovec, &["iovecs_are_filled_in_order", "registered_memory_works_like_any"]),
         (Defect::ReadsPastTheOp, &["reads_leave_the_memory_around_alone", "many_registrations_are_harmless"]),
         (Defect::MovesWritesByOne, &["writes_land_at_their_offset_and_nowhere_else", "writes_extend_the_file"]),
         (Defect::TruncatesOffsets, &["offsets_beyond_four_gibibytes_work"]),
@@ -79,5 +79,9 @@ fn the_list_names_every_check_once() {
     let names: std::collections::BTreeSet<&str> = conformance::all().iter().map(|(name, _)| *name).collect();
     assert_eq!(names.len(), conformance::all().len());
     assert!(names.len() > 30);
+}
+
+#[test]
+fn random_bytes_depend_on_the_seed() {
     assert_ne!(random_bytes(1, 100), random_bytes(2, 100));
 }
