@@ -136,7 +136,9 @@ def test_other_calls_name_the_sizes(small_disk: Path, tmp_path: Path) -> None:
     with deepnvme.Swapper(small_disk, memory="4MB") as swapper, pytest.raises(deepnvme.Error) as caught:
         for number in range(64):
             swapper.put(str(number), torch.randn(1 << 18))
-    found = re.search(r"(\d+) bytes are needed, and (\d+) are free; the disk is full; free some space", str(caught.value))
+    found = re.search(
+        r"(\d+) bytes are needed, and (\d+) are free; the disk is full; free some space", str(caught.value)
+    )
     assert found, caught.value
     assert int(found[1]) <= (1 << 20) + 4096
     (tmp_path / "model").mkdir()
