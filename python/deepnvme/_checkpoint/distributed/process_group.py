@@ -277,7 +277,11 @@ def _interruptibly(make: Callable[[], T], timeout: dt.timedelta) -> T:
                 "in one (`if rank == 0:`), or pass a process_group that contains this process alone"
             )
         if waited_s > timeout.total_seconds():
-            msg = f"another process has ended, or makes no Checkpointer: none came within {timeout}"
+            msg = (
+                f"no other process connected within {timeout}: one has ended, or does not make a Checkpointer; make "
+                "it in all processes, not only in one (`if rank == 0:`), or pass a process_group that contains this "
+                "process alone"
+            )
             raise PeerError(msg)
     if failed:
         if isinstance(failed[0], (RuntimeError, ValueError)):
