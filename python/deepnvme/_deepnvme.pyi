@@ -370,6 +370,8 @@ class Engine:
     def start_read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer:
         """Start a ``read_batch`` and return at once.
 
+        Don't use the tensors until the transfer is done.
+
         Args:
             items: as for ``read_batch``.
 
@@ -391,6 +393,8 @@ class Engine:
         self, items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none"
     ) -> Transfer:
         """Start a ``write_batch`` and return at once.
+
+        Don't change the tensors until the transfer is done.
 
         Args:
             items: as for ``write_batch``.
@@ -453,7 +457,7 @@ class Engine:
 
         Args:
             name: label of the bar.
-            lane: line of the timeline; bars of the same lane share it.
+            lane: name of the band of the timeline; bars of the same lane share it.
             start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
             end_ns: end by the same clock.
 
@@ -507,7 +511,7 @@ class Trace:
 
         Args:
             name: label of the bar.
-            lane: line of the timeline; bars of the same lane share it.
+            lane: name of the band of the timeline; bars of the same lane share it.
             start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
             end_ns: end by the same clock.
 
@@ -1254,6 +1258,8 @@ def write_batch(items: Iterable[tuple[_Path, int | None, _Tensor]], *, durabilit
 def start_read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> Transfer:
     """Start a ``read_batch`` and return at once.
 
+    Don't use the tensors until the transfer is done.
+
     Args:
         items: as for ``read_batch``.
 
@@ -1276,6 +1282,8 @@ def start_write_batch(
     items: Iterable[tuple[_Path, int | None, _Tensor]], *, durability: _Durability = "none"
 ) -> Transfer:
     """Start a ``write_batch`` and return at once.
+
+    Don't change the tensors until the transfer is done.
 
     Args:
         items: as for ``write_batch``.
@@ -1341,7 +1349,7 @@ def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:
 
     Args:
         name: label of the bar.
-        lane: line of the timeline; bars of the same lane share it.
+        lane: name of the band of the timeline; bars of the same lane share it.
         start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
         end_ns: end by the same clock.
 

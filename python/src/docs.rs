@@ -154,6 +154,8 @@ Example:
     (start_read_batch) => {
         r#"Start a ``read_batch`` and return at once.
 
+Don't use the tensors until the transfer is done.
+
 Args:
     items: as for ``read_batch``.
 
@@ -173,6 +175,8 @@ Example:
     };
     (start_write_batch) => {
         r#"Start a ``write_batch`` and return at once.
+
+Don't change the tensors until the transfer is done.
 
 Args:
     items: as for ``write_batch``.
@@ -235,7 +239,7 @@ Without a trace, this does nothing.
 
 Args:
     name: label of the bar.
-    lane: line of the timeline; bars of the same lane share it.
+    lane: name of the band of the timeline; bars of the same lane share it.
     start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
     end_ns: end by the same clock.
 

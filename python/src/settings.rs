@@ -18,7 +18,7 @@ pub(crate) fn settings_path() -> Option<PathBuf> {
     std::env::var_os("DEEPNVME_CONFIG").filter(|path| !path.is_empty()).map(PathBuf::from)
 }
 
-/// An argument that has to be a text, as passed. The caller knows its name, and refuses other values by it.
+/// An argument that has to be a str, as passed. The caller knows its name, and refuses other values by it.
 #[derive(Clone, Copy)]
 pub(crate) enum Word<'a, 'py> {
     Text(&'a str),
@@ -39,12 +39,10 @@ impl<'a> Word<'a, '_> {
         match self {
             Self::Text(text) => Ok(text),
             Self::Other(value) if value.is_instance_of::<PyString>() => Err(InvalidArgumentError::new_err(format!(
-                "{name} is {}; it must be a text that UTF-8 can hold",
+                "{name} is {}; it must be a str that UTF-8 can encode",
                 shown(&value)
             ))),
-            Self::Other(value) => {
-                Err(PyTypeError::new_err(format!("{name} is {}; it must be a text (str)", shown(&value))))
-            }
+            Self::Other(value) => Err(PyTypeError::new_err(format!("{name} is {}; it must be a str", shown(&value)))),
         }
     }
 

@@ -84,7 +84,7 @@ impl Trace {
     ///
     /// Args:
     ///     name: label of the bar.
-    ///     lane: line of the timeline; bars of the same lane share it.
+    ///     lane: name of the band of the timeline; bars of the same lane share it.
     ///     start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
     ///     end_ns: end by the same clock.
     ///

@@ -143,7 +143,7 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
     "a number for a lane": (
         lambda _: deepnvme.span("a", 1, 2, 3),  # type: ignore[arg-type]
         TypeError,
-        "lane is 1; it must be a text (str)",
+        "lane is 1; it must be a str",
     ),
     "a fraction of a queue": (
         lambda _: deepnvme.Engine(queue_depth=1.5),  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ MISTAKES: dict[str, tuple[Call, type[Exception], str]] = {
     "a number for a key": (
         lambda folder: swapped(folder, lambda swapper: swapper.put(1, torch.ones(3))),  # type: ignore[arg-type]
         TypeError,
-        "key is 1; it must be a text (str)",
+        "key is 1; it must be a str",
     ),
     "a number for keys": (
         lambda folder: swapped(folder, lambda swapper: swapper.flush(1)),  # type: ignore[arg-type]

@@ -58,8 +58,8 @@ class Checkpoint:
 
     Attributes:
         step: the step of this checkpoint.
-        path: the file, which ``torch.load`` or safetensors also read. For parts, the list of the parts; for a
-            sharded checkpoint, the folder.
+        path: the file, which ``torch.load`` or safetensors also read. For parts, the JSON file that lists them (the
+            parts themselves are in ``parts``); for a sharded checkpoint, the folder.
         nbytes: the size in bytes, of all files together.
         time: when it was saved, as ISO 8601 in UTC.
         index_offset: offset of the index in the file. The index contains names, sizes and any checksums.

@@ -315,7 +315,8 @@ class Checkpointer:
 
         Args:
             step: the step of the checkpoint. Default: the newest.
-            **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ...
+            **options: as for ``deepnvme.load``: ``device``, ``into``, ``only``, ``verify``, ... A sharded checkpoint
+                needs ``into``, and takes only ``engine`` and ``verify`` besides.
 
         Returns:
             The state that was saved; with ``into``, that state.
@@ -323,6 +324,15 @@ class Checkpointer:
         Raises:
             FileNotFoundError: there is no such checkpoint.
             deepnvme.errors.ChecksumError: the file is not the one that was saved.
+            deepnvme.errors.InvalidArgumentError: the checkpoint is sharded, and ``into`` is missing or another option
+                is given.
+
+        Example:
+            >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+            >>> checkpointer.save(7, {"weight": torch.ones(3)})
+            True
+            >>> checkpointer.restore(7, verify="full")["weight"]
+            tensor([1., 1., 1.])
         """
         self._check_process()
         self._background.wait()
@@ -440,6 +450,9 @@ class Checkpointer:
 
         With several processes, this also closes their connections, except those of a ``process_group`` of only some
         ranks. Checkpoints can still be listed, and restored unless they are sharded.
+
+        Raises:
+            deepnvme.Error: the background save failed. The folder is unlocked all the same.
         """
         self._check_process()
         with self._save_lock:

@@ -58,7 +58,7 @@ def iterate_weights(
 
     Args:
         source: a folder in Hugging Face's layout, an index (``*.index.json``), a file, a stripe set, or several files.
-        prefetch_bytes: memory for tensors that are being read or wait for the caller: bytes, or a text such as
+        prefetch_bytes: memory for tensors that are being read or wait for the caller: bytes, or text such as
             ``"1GB"``. A larger tensor is read alone. Default 512 MiB.
         wanted: returns whether the tensor of a name is needed; others are not read. Default: all.
         verify: how much to compare with the files' checksums, if they have any, as for ``deepnvme.load``. Default
@@ -72,6 +72,7 @@ def iterate_weights(
         FileNotFoundError, PermissionError: as from ``open``.
         deepnvme.errors.CorruptFileError: a file is truncated or damaged; the message says which, and where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
+        deepnvme.errors.UnsupportedError: a file is packed; only ``deepnvme.stream`` decodes it.
         deepnvme.errors.ChangedFileError: a file was replaced, in a model with more files than can stay open.
         ValueError: a file is not a safetensors file, two files contain tensors of the same name, or
             ``prefetch_bytes`` is not a size.

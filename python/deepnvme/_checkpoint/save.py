@@ -78,8 +78,8 @@ def save(
             size, ``"full"`` (default) also the file's name in its folder.
         checksums: keep a checksum of each MiB for ``load(verify=...)`` and ``deepnvme verify``. They take 16 bytes
             for each MiB, and other readers ignore them. Default True.
-        metadata: texts to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they describe
-            the file that they came from. ``format`` is ``"pt"`` in every file.
+        metadata: a dict of str to add to a safetensors file. Keys that begin with ``deepnvme.`` are omitted: they
+            describe the file that they came from. ``format`` is ``"pt"`` in every file.
         max_shard_bytes: the most bytes of tensors in one safetensors file, or text such as ``"5GB"``; a larger tensor
             gets a file of its own. Larger states become several files and an index, ``PATH.index.json``, as Hugging
             Face writes them. Replacing the index switches to the new state. Each save uses new file names, and removes
@@ -242,7 +242,7 @@ def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str
         pair: tuple[object, object] = (key, value)
         for text in pair:
             if not isinstance(text, str):
-                msg = f"metadata must map texts to texts, but has {text!r} ({type(text).__name__}); convert it with str"
+                msg = f"metadata must map str to str, but has {text!r} ({type(text).__name__}); convert it with str"
                 raise TypeError(msg)
             _check_utf8(text, "metadata")
         if key == "format" and value != _FORMAT:

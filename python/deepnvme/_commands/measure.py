@@ -75,7 +75,7 @@ def bench(
     Args:
         direction: ``"read"`` or ``"write"``.
         folders: folders for the files, one file in each.
-        size: bytes of each file, or a text such as ``"512MiB"``; default 1 GiB.
+        size: bytes of each file, or text such as ``"512MiB"``; default 1 GiB.
         block_bytes: maximum bytes of an op, in bytes or as text; default 2 MiB.
         queue_depth: ops in flight per worker; default 128.
         workers: threads that submit; default one per CPU, at most 4.
@@ -156,7 +156,7 @@ def tune(
     Args:
         folders: folders for data; several are tuned one by one and together.
         budget: seconds for all searches.
-        size: bytes of each trial, or a text such as ``"400MiB"``.
+        size: bytes of each trial, or text such as ``"400MiB"``.
         read: whether to tune for reading.
         write: whether to tune for writing.
         memory: pinned, or pageable like ``torch.empty``.

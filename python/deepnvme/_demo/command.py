@@ -69,7 +69,7 @@ def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: o
     for reason in reasons:
         tell(reason)
     if size < SIZE_MIN:
-        tell(f"below {SIZE_MIN / 1e9:.2f} GB only the saved state gets smaller, down to the real model's size")
+        tell(f"below {SIZE_MIN / 1e9:.2f} GB the model that generates stays at {SIZE_MIN / 2e9:.2f} GB")
     compared, back = checkpoints.compare(enlarge(weights, size), scratch, progress.step)
     if embedder:
         progress.close()

@@ -18,7 +18,7 @@ _PATIENCE_S = 60.0
 # The three stages need at least this: twice the smallest generated model, the real weights, and the optimizer's state.
 _DISK_BYTES_MIN = 2_500_000_000
 _MEMORY_BYTES_MIN = 2_500_000_000
-# Below this size, only the saved state gets smaller.
+# Below this size, the model that generates stays as it is: twice the bytes of the smallest one.
 SIZE_MIN = 1_750_000_000
 # Shapes of a transformer layer of width 1024.
 _WIDTH = 1024

@@ -34,12 +34,12 @@ _OWN_IMPLEMENTATIONS = ("eager", "sdpa", "flex_attention", "grouped_mm", "batche
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse a model folder whose texts are too large to read, or whose config has more layers than any model."""
+    """Refuse a model folder whose text files are too large to read, or whose config has more layers than any model."""
     for entry in _texts(folder):
         nbytes = entry.stat().st_size
         if nbytes > _FILE_BYTES_MAX:
             raise UnsupportedError(
-                f"{entry.path}: it has {nbytes} bytes, and a model's texts have at most {_FILE_BYTES_MAX}; take "
+                f"{entry.path}: it has {nbytes} bytes, and a model's text files have at most {_FILE_BYTES_MAX}; take "
                 "that of the original model"
             )
     _check_layers(folder / "config.json")

@@ -254,7 +254,7 @@ class Streaming:
 
         Args:
             tokenizer: the model's tokenizer. Its padding side is set to left.
-            prompts: texts.
+            prompts: a list of str.
             batch: prompts per batch. Default: :meth:`best_batch`.
             max_new_tokens: limit for each prompt.
             **options: passed to ``model.generate``.

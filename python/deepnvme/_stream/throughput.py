@@ -91,7 +91,7 @@ def generate_all(
     Args:
         open_model: returns the result of :func:`stream`, or raises if it was closed. Called before each batch.
         tokenizer: the model's tokenizer. Its padding side is set to left.
-        prompts: texts.
+        prompts: a list of str.
         batch: prompts per batch. Default: :func:`best_batch`.
         max_new_tokens: limit for each prompt.
         on_token: called after each step with the number of tokens it made.
@@ -101,7 +101,7 @@ def generate_all(
         The index of a prompt and the generated text, batch by batch.
     """
     if isinstance(prompts, str):
-        msg = f"prompts is one text, {prompts[:_SHOWN_MAX]!r}; it must be a list of texts"
+        msg = f"prompts is one str, {prompts[:_SHOWN_MAX]!r}; it must be a list of str"
         raise TypeError(msg)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -111,7 +111,7 @@ def generate_all(
         index = lengths.index(0)
         msg = (
             f"prompt {index + 1} of {len(prompts)} is {prompts[index][:_SHOWN_MAX]!r}, which has no tokens for this "
-            "model; write a text, or remove it"
+            "model; write text into it, or remove it"
         )
         raise InvalidArgumentError(msg)
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])

@@ -225,8 +225,11 @@ class Swapper:
         order the least recently used one is evicted. An empty order removes the schedule.
 
         Args:
-            keys: keys in order, possibly repeated. They need not exist yet.
-            repeat: start again after the end, as training steps do.
+            keys: keys in order, possibly repeated, or one key. They need not exist yet.
+            repeat: start again after the end, as training steps do. Default True.
+
+        Raises:
+            TypeError: a key is not a str.
         """
         check_flag(repeat, "repeat")
         self._swapper.schedule(_list_of_keys(keys), repeat)
@@ -438,7 +441,7 @@ class Swapper:
 def _checked_key(key: object) -> str:
     if isinstance(key, str):
         return key
-    msg = f"key is {shown(key)}; it must be a text (str)"
+    msg = f"key is {shown(key)}; it must be a str"
     raise TypeError(msg)
 
 

@@ -26,7 +26,7 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
 
     Raises:
         InvalidArgumentError: it is outside the range.
-        TypeError: it is not an integer, but a float, a bool or a text.
+        TypeError: it is not an integer, but a float, a bool or a str.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -54,7 +54,7 @@ def parse_bytes(size: object, name: str = "memory") -> int:
 
     Raises:
         InvalidArgumentError: the text is not a size, or the number is outside the range.
-        TypeError: it is neither an integer nor a text.
+        TypeError: it is neither an integer nor a str.
     """
     return _parse_bytes(size, name)
 
@@ -77,7 +77,7 @@ def check_flag(value: object, name: str) -> None:
 
 
 def check_choice(value: object, name: str, choices: tuple[str, ...]) -> None:
-    """Raise ``TypeError`` unless an argument is a text, and ``ValueError`` unless it is one of these."""
+    """Raise ``TypeError`` unless an argument is a str, and ``ValueError`` unless it is one of these."""
     if not isinstance(value, str) or value not in choices:
         words = ", ".join(map(repr, choices[:-1]))
         msg = f"{name} is {shown(value)}; it must be {words} or {choices[-1]!r}"

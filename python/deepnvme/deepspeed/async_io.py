@@ -33,8 +33,8 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
     The methods take these arguments: `buffer`, a tensor of any dtype and shape; `filename`, a `str` or path, or `fd`,
     an open descriptor; `file_offset`, in bytes from the start of the file (default 0); `validate`, whether to compare
     file and tensor afterwards; `async_`, whether to return before the transfer is done; `num_elem`, a number of
-    elements, and `example_tenosr`, a tensor of the wanted dtype; `tensor`, one of `new_cpu_locked_tensor` or
-    `new_pinned_device_tensor`.
+    elements, and `example_tenosr` (spelt as in DeepSpeed), a tensor of the wanted dtype; `tensor`, one of
+    `new_cpu_locked_tensor` or `new_pinned_device_tensor`.
 
     Args:
         block_size: bytes of one request to the device. Default 1 MiB, as in DeepSpeed. Any value of 1 or more is

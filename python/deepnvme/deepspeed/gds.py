@@ -19,7 +19,7 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
     Transfers do not require pinning, but memory that many of them use should be pinned. All handles of a process share
     one record, so any handle may free tensors of another. Dropped tensors leave the record by themselves. The
     arguments of the methods are those of `aio_handle`: `buffer`, `filename`, `fd`, `file_offset`, `validate`,
-    `async_`, `num_elem`, `example_tenosr` and `tensor`.
+    `async_`, `num_elem`, `example_tenosr` (spelt as in DeepSpeed) and `tensor`.
 
     Args:
         block_size: as for `aio_handle`. Default 1 MiB.

@@ -10,7 +10,8 @@ roots, as torch's fused steps do. That is nearly twice as fast where MKL's squar
 
 bf16 and fp16 parameters get fp32 master weights and moments; ``stochastic_rounding=True`` rounds them stochastically.
 With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm`` clips by the
-total norm within the step. Sparse gradients, complex parameters and GPU parameters are refused.
+total norm within the step. Sparse gradients, complex parameters and GPU parameters are refused. So are
+``differentiable=True`` and ``capturable=True``, by the first ``step``.
 
 ``swap_dir="/mnt/nvme", memory="4GB"`` keeps the state on disk: moments, and the fp32 master weights of bf16 and fp16
 parameters. A step reads it group by group, updates it, and writes it back in the background. At most ``memory`` bytes

@@ -135,7 +135,7 @@ class Adagrad(KernelOptimizer, torch.optim.Adagrad):
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
         **settings: torch's settings by name: ``lr`` (default 1e-2), ``lr_decay`` (0), ``weight_decay`` (0),
-            ``initial_accumulator_value`` (0), ``eps`` (1e-10), ``maximize`` (False).
+            ``initial_accumulator_value`` (0), ``eps`` (1e-10), ``maximize`` (False), ``fused`` (None).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.

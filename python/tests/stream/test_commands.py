@@ -170,7 +170,7 @@ def test_a_file_of_prompts_in_another_encoding_is_named(
 def test_one_text_for_prompts_is_refused(folder: Path) -> None:
     model = deepnvme.stream(folder, memory="1MB")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    with pytest.raises(TypeError, match="prompts is one text, 'word1'; it must be a list of texts"):
+    with pytest.raises(TypeError, match="prompts is one str, 'word1'; it must be a list of str"):
         next(model.streaming.generate(tokenizer, "word1"))
     with pytest.raises(deepnvme.errors.InvalidArgumentError, match="prompt 1 of 1 is ''"):
         next(model.streaming.generate(tokenizer, [""]))

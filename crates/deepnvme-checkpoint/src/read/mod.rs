@@ -196,7 +196,7 @@ impl Reader {
     /// `Io`, or `Format` if the index is too long.
     pub fn index_crc64(&self, engine: &Engine) -> Result<u64> {
         if self.checksums.index.end - self.checksums.index.start > INDEX_BYTES_MAX {
-            let text = format!("the index of a file has {INDEX_BYTES_MAX} bytes at the most");
+            let text = format!("the index of a file has at most {INDEX_BYTES_MAX} bytes");
             return Err(Error::format(&self.path, FormatError::Unsupported(text)));
         }
         let view = read_range(engine, &self.file, &self.checksums.index)?;

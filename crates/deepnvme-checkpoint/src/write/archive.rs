@@ -40,7 +40,7 @@ impl ArchiveFile {
             specs.push(RecordSpec { name: SIDECAR, bytes: bare_bytes + checksums_bytes });
         }
         if specs.len() > u32::MAX as usize {
-            return Err(Error::Invalid("an archive has 2^32 records at the most".into()));
+            return Err(Error::Invalid("an archive has at most 2^32 records".into()));
         }
         Ok(Self { plan: ArchivePlan::new(&root_of(&file_name), &specs)?, records: records.len(), has_checksums })
     }

@@ -39,7 +39,8 @@ pub(crate) struct DsTuneArguments {
     /// Folders, measured at the same time
     #[arg(long = "nvme_dir", num_args = 1.., required = true, value_name = "FOLDER")]
     pub(crate) nvme_dir: Vec<PathBuf>,
-    /// JSON file with a list of values for each option of ds_io
+    /// JSON file with a list of values for each option of ds_io [default: DeepSpeed's sweep: block_size 1M 8M, queue_depth
+    /// 32 128, io_parallel 1 2 4 8, single and batch, sequential and overlapped]
     #[arg(long = "sweep_config", value_name = "FILE")]
     pub(crate) sweep_config: Option<PathBuf>,
     /// Do not measure reading

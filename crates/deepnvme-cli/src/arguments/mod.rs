@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Verify(VerifyArguments),
     /// Convert a checkpoint to the other format, without loading the model into memory
     Convert(ConvertArguments),
-    /// Save, load, generate and train beside the tools of today (needs the Python package)
+    /// Save, load, generate and train beside torch and accelerate (needs the Python package)
     Demo(DemoArguments),
     /// Generate text with a model whose weights stay on disk (needs the Python package)
     Generate(Box<GenerateArguments>),
@@ -87,7 +87,7 @@ pub(crate) enum Command {
   deepnvme report --json | jq .findings
 
 A finding is broken (does not work), slow (could be faster) or a note. The line after > is its remedy.
-Exit status: 0 with any findings, 1 failure, 2 usage error. Scripts read the findings with --json.")]
+Exit status: 0 whatever the findings, 1 failure, 2 usage error. Scripts read the findings with --json.")]
 pub(crate) struct ReportArguments {
     /// Folders for data [default: the current folder]
     pub(crate) folders: Vec<PathBuf>,

@@ -13,13 +13,13 @@ use super::pack::PackedForm;
 pub(crate) enum ComputeDtype {
     /// The dtype of the model's config, else of its files
     Auto,
-    /// Half the memory of float32; slow on CPUs without bf16 instructions
+    /// Half the memory of float32; slower for batches and long prompts on CPUs without bf16 instructions
     #[value(alias = "bf16")]
     Bfloat16,
     /// Like bfloat16
     #[value(alias = "fp16")]
     Float16,
-    /// Twice the memory; fastest on CPUs without bf16 instructions
+    /// Twice the memory; faster for batches and long prompts on such CPUs
     #[value(alias = "fp32")]
     Float32,
 }
@@ -31,7 +31,9 @@ pub(crate) enum ComputeDtype {
   deepnvme generate --model ./llama-70b --prompt-file prompts.txt --memory 16GB --batch 16 --json > answers.jsonl
 
 The weights stay on disk and are streamed through the given memory. Each byte read serves the whole batch, so larger
-batches give more tokens a second.")]
+batches give more tokens a second.
+
+Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30.")]
 pub(crate) struct GenerateArguments {
     /// Hugging Face model folder (config.json, tokenizer and weights), or the name of a model in the local cache
     #[arg(long)]
@@ -47,7 +49,7 @@ pub(crate) struct GenerateArguments {
     /// Memory for weights; activations and the KV cache need more
     #[arg(long)]
     pub(crate) memory: String,
-    /// Prompts at a time [default: as many as fit into half of the free memory]
+    /// Prompts at a time [default: as many as fit into half of the free memory, at most 1024]
     #[arg(long)]
     pub(crate) batch: Option<usize>,
     /// New tokens per prompt
@@ -83,11 +85,11 @@ Saves, loads, generates and trains beside torch and accelerate, in alternating r
 bit. Needs torch, and names other packages that are missing. pip install 'deepnvme[demo]' installs all of them, in a
 checkout pip install '.[demo]'.")]
 pub(crate) struct DemoArguments {
-    /// Folder on the disk to show; only a picture stays there
+    /// Folder on the disk to measure; only a picture stays there
     #[arg(default_value = ".")]
     #[serde(serialize_with = "serialize_path")]
     pub(crate) folder: PathBuf,
-    /// Size of the state dict. The models take half as much and the parameters a quarter, together at least 1.1 GB
+    /// Size of the saved state. The generating model takes half of it, at least 0.88 GB, the trained parameters a quarter
     #[arg(long, default_value = "2GB")]
     pub(crate) size: String,
     /// Print JSON
@@ -104,7 +106,9 @@ pub(crate) struct DemoArguments {
   deepnvme stream-bench /mnt/nvme --pack lossless            stream the same weights, compressed to two thirds
 
 Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the slower of
-disk and CPU, each measured alone in the same run."
+disk and CPU, each measured alone in the same run.
+
+Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30."
 )]
 pub(crate) struct StreamBenchArguments {
     /// Folder for the model

@@ -18,13 +18,13 @@ use super::values::{Durability, Memory};
   deepnvme tune /mnt/nvme --compare deepnvme.toml  measure stored settings against the defaults
 
 The search tries all candidates in turn and drops the worse half after each round. Among indistinguishable candidates it
-chooses the smallest. Ctrl-C keeps the best so far. Use the settings in Python with
+chooses the one with the fewest bytes in flight. Ctrl-C keeps the best so far. Use the settings in Python with
 deepnvme.Engine.from_file(\"deepnvme.toml\"), or with DEEPNVME_CONFIG=deepnvme.toml for the default engine.
 
 Exit status: 0 success, 1 failure, 2 usage error."
 )]
 pub(crate) struct TuneArguments {
-    /// Folders to tune for
+    /// Folders to tune for; at least one
     #[arg(required_unless_present = "nvme_dir")]
     pub(crate) folders: Vec<PathBuf>,
     /// Folders, by DeepSpeed's name

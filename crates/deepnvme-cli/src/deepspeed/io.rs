@@ -23,7 +23,7 @@ pub const ENGINES: [&str; 4] = ["aio_handle", "aio_basic", "torch_io", "torch_fa
 /// The options, by DeepSpeed's names.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct DsIoOptions {
-    /// Folder for all processes.
+    /// Folder for all processes; this or --folder_to_device_mapping is required.
     #[arg(long)]
     pub folder: Option<PathBuf>,
     /// Folder and device for each process.
@@ -47,7 +47,7 @@ pub struct DsIoOptions {
     /// Submit each request with its own system call.
     #[arg(long = "single_submit")]
     pub single_submit: bool,
-    /// Submit requests in batches.
+    /// Submit the next requests when all requests in flight have completed [default: after each completion]
     #[arg(long = "sequential_requests")]
     pub sequential_requests: bool,
     /// Compare every byte.

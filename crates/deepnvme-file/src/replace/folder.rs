@@ -40,13 +40,18 @@ impl PrivateFolder {
     /// processes left.
     ///
     /// # Errors
-    /// The error of the parent folder, with the path. `InvalidInput` if the path names no folder.
+    /// The error of the parent folder, with the path. `InvalidInput` if the path does not end in a name.
     pub fn new(target: &Path) -> Result<Self> {
         const OPERATION: &str = "make a folder";
         let target = std::path::absolute(target).map_err(|error| Error::from_io(OPERATION, &error).at_path(target))?;
         let refused = |errno| Error::os(OPERATION, errno).at_path(&target);
         if target.file_name().is_none() {
-            return Err(Error::new(ErrorKind::InvalidInput, OPERATION, "the path names no folder").at_path(target));
+            return Err(Error::new(
+                ErrorKind::InvalidInput,
+                OPERATION,
+                "the path does not end in a name; name a new folder",
+            )
+            .at_path(target));
         }
         remove_leftover_folders(&target);
         let (path, folder, identity) = temporary::private_folder(&target).map_err(refused)?;

@@ -240,8 +240,7 @@ pub fn read_small_of(file: &OwnedFd, path: &Path, bytes_max: u64) -> Result<Vec<
     use std::os::fd::AsFd as _;
     let refused = |errno| Error::os("read", errno).at_path(path);
     let stat = check_regular(file, path)?;
-    let too_long =
-        |bytes: u64| odd(path, format!("it has {bytes} bytes; this kind of file has {bytes_max} at the most"));
+    let too_long = |bytes: u64| odd(path, format!("it has {bytes} bytes; a file of this kind has at most {bytes_max}"));
     if stat.bytes > bytes_max {
         return Err(too_long(stat.bytes));
     }

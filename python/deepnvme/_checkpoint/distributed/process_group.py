@@ -270,7 +270,11 @@ def _rendezvous(make: Callable[[], T], timeout: dt.timedelta) -> T:
                 "in one (`if rank == 0:`), or pass a process_group that contains this process alone"
             )
         if waited_s > timeout.total_seconds():
-            msg = f"another process has ended, or makes no Checkpointer: none came within {timeout}"
+            msg = (
+                f"no other process connected within {timeout}: one has ended, or does not make a Checkpointer; make "
+                "it in all processes, not only in one (`if rank == 0:`), or pass a process_group that contains this "
+                "process alone"
+            )
             raise PeerError(msg)
 
     try:

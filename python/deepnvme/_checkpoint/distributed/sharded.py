@@ -255,7 +255,7 @@ def _containers(state: Any) -> Any:
     if isinstance(state, Mapping):
         for key in state:
             if not isinstance(key, str | int):
-                msg = f"{key!r} is a key of the state; a state with DTensors has texts and whole numbers as keys"
+                msg = f"{key!r} is a key of the state; the keys of a state with DTensors are str and whole numbers"
                 raise InvalidArgumentError(msg)
         return {key: _containers(value) for key, value in state.items()}
     if getattr(state, "is_sparse", False) or getattr(state, "is_sparse_csr", False):
