@@ -158,7 +158,9 @@ class Checkpointer:
         self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
         self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
         writers = choose_writers(self._group, layout, writers_per_node)
-        self._starter = SaveStarter(self._group, self._history, writers, f".{format}", options=options, memory=memory_nbytes)
+        self._starter = SaveStarter(
+            self._group, self._history, writers, f".{format}", options=options, memory=memory_nbytes
+        )
         self._engine = engine
         self._durability = durability
         self._is_async = async_
