@@ -285,6 +285,8 @@ def describe_tensors(obj: object) -> list[DescribedTensor]:
             msg = f"{name!r}: this tensor has the layout {tensor.layout}, which is not one block of memory"
             raise TypeError(f"{msg}; save tensor.to_dense(), or the tensors that it is made of, or save a .pt file")
         if tensor.is_meta:
+            # Of a placeholder for a weight on disk, this raises an error that says more.
+            tensor.untyped_storage()
             msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
             raise TypeError(msg)
         if tensor._is_zerotensor():  # noqa: SLF001

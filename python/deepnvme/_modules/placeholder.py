@@ -11,7 +11,7 @@ from torch.utils import _pytree as tree
 from deepnvme._utils.tensors import refuse_access, without_override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 
 class Gate(Protocol):
@@ -32,6 +32,7 @@ class Placeholder(torch.Tensor):
 
     weight_name: str
     gate: Gate
+    _REMEDY = "close the streaming and load the weights into memory"
 
     @staticmethod
     def __new__(  # noqa: PLR0917, PYI034 (torch returns an instance of the given class)
@@ -41,15 +42,18 @@ class Placeholder(torch.Tensor):
         dtype: torch.dtype,
         device: torch.device,
         gate: Gate,
+        stride: Sequence[int] | None = None,
     ) -> Placeholder:
         """Make one."""
-        made: Placeholder = torch.Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)  # noqa: SLF001
+        made: Placeholder = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
+            cls, shape, stride, dtype=dtype, device=device
+        )
         made.weight_name = name
         made.gate = gate
         refuse_access(
             made,
             f"{name} is on disk: it is in memory only while its module runs. Its memory was accessed from elsewhere; "
-            "call the module itself, or close the streaming and load the weights into memory",
+            f"call the module itself, or {cls._REMEDY}",
         )
         return made
 
@@ -70,9 +74,7 @@ class Placeholder(torch.Tensor):
                 f"it is in memory only while its module runs. {what} was called on it from elsewhere; call the module "
                 "itself, stream with more memory, so that the module around it is loaded as a whole"
             )
-        return RuntimeError(
-            f"{self.weight_name} is on disk: {text}, or close the streaming and load the weights into memory"
-        )
+        return RuntimeError(f"{self.weight_name} is on disk: {text}, or {self._REMEDY}")
 
     def data_ptr(self) -> int:
         """Return a null pointer. A transfer asks for the storage next, whose error says more."""
@@ -128,7 +130,12 @@ class Placeholder(torch.Tensor):
         """Refuse operations that need bytes."""
         first = next(_placeholders((*args, *(kwargs or {}).values())))
         if func in _ALIASES:
-            return Placeholder(first.weight_name, first.shape, first.dtype, first.device, first.gate)
+            name, gate = first.weight_name, first.gate
+            return type(first)(name, first.shape, first.dtype, first.device, gate, first.stride())
+        if func is _EMPTY_LIKE and first.gate.is_closed:
+            # `Module.to_empty` asks for new memory, and for no value.
+            bare = torch.empty_strided(first.shape, first.stride(), dtype=first.dtype, device="meta")
+            return func(bare, **{"device": first.device, **(kwargs or {})})
         raise first._refused(str(func))  # noqa: SLF001
 
 
@@ -136,6 +143,7 @@ _PICKLING = "__reduce_ex__"
 # Operations of `Module.to`, and those of copies and saves.
 _CASTS = frozenset(("aten._to_copy.default", "aten.empty_like.default"))
 _COPIES = frozenset((_PICKLING, "aten.clone.default", "share_memory_", "untyped_storage"))
+_EMPTY_LIKE = torch.ops.aten.empty_like.default
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -145,6 +153,12 @@ def _placeholders(values: Iterable[Any]) -> Iterator[Placeholder]:
             yield value
         elif isinstance(value, (list, tuple)):
             yield from _placeholders(value)
+
+
+def foreign_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes that others have set on a tensor."""
+    own = ("weight_name", "gate", "_is_param") if isinstance(tensor, Placeholder) else ()
+    return {name: value for name, value in vars(tensor).items() if name not in own}
 
 
 # Attributes of a parameter on disk: its name, for errors, and its strides.

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from deepnvme._modules.bound_parameter import BoundParameter
-from deepnvme._modules.placeholder import OnDiskParameter, on_disk_message
+from deepnvme._modules.placeholder import OnDiskParameter, foreign_attributes, on_disk_message
 from deepnvme._utils.tensors import without_memory, without_override
 from deepnvme.errors import UnsupportedError
 
@@ -105,5 +105,5 @@ def replace_meta_parameters(model: nn.Module) -> None:
             if parameter not in made:
                 zero = torch.zeros((), dtype=parameter.dtype)
                 made[parameter] = nn.Parameter(zero.expand(parameter.shape), requires_grad=parameter.requires_grad)
-                vars(made[parameter]).update(vars(parameter))
+                vars(made[parameter]).update(foreign_attributes(parameter))
             module._parameters[name] = made[parameter]  # noqa: SLF001

@@ -216,27 +216,30 @@ def get_weight(weight: Weight) -> torch.Tensor:
     return tensor
 
 
-def refuse_loading(weights: Iterable[Weight], names: dict[nn.Module, list[str]]) -> list[RemovableHandle]:
+def refuse_loading(
+    weights: Iterable[Weight],
+    names: dict[nn.Module, list[str]],
+    remedy: str = "call model.streaming.close() first",
+) -> list[RemovableHandle]:
     """Make ``load_state_dict`` of weights fail: the next pass would bind those of the file again.
 
     ``names`` is filled with the refused names of each module. A hook whose list is cleared refuses nothing: an
-    interrupt may come before the caller has its handle.
+    interrupt may come before the caller has its handle. ``remedy`` ends the error.
     """
     for weight in weights:
         names.setdefault(weight.module, []).append(weight.attribute)
     return [
-        module.register_load_state_dict_pre_hook(partial(_refuse_loading, attributes))  # type: ignore[no-untyped-call]
+        module.register_load_state_dict_pre_hook(partial(_refuse_loading, attributes, remedy))  # type: ignore[no-untyped-call]
         for module, attributes in names.items()
     ]
 
 
-def _refuse_loading(attributes: list[str], _module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any) -> None:
+def _refuse_loading(
+    attributes: list[str], remedy: str, _module: nn.Module, state: dict[str, Any], prefix: str, *_rest: Any
+) -> None:
     for attribute in attributes:
         if prefix + attribute in state:
-            raise RuntimeError(
-                f"{prefix + attribute} is streamed from its file and cannot be loaded; call model.streaming.close() "
-                "first"
-            )
+            raise RuntimeError(f"{prefix + attribute} is streamed from its file and cannot be loaded; {remedy}")
 
 
 def view_weight(

@@ -19,7 +19,8 @@ from deepnvme._stream.changed_buffers import ChangedBuffers
 from deepnvme._stream.layer_cache import LayerCache
 from deepnvme._stream.model_files import ModelFiles
 from deepnvme._stream.module_weights import open_for_module
-from deepnvme._stream.parameter_binding import get_weight, is_streamed, refuse_loading, set_weight
+from deepnvme._stream.original_weights import OriginalWeights
+from deepnvme._stream.parameter_binding import refuse_loading
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
@@ -112,11 +113,11 @@ class Streaming:
         self._load_hooks: list[RemovableHandle] = []
         # Names that `load_state_dict` refuses, by module.
         self._refused: dict[nn.Module, list[str]] = {}
-        self._originals = [(weight, get_weight(weight)) for weight in found.weights()]
+        self._originals = OriginalWeights(found.weights(), self._gate)
         # For a caller who is interrupted at a moment at which this cannot be undone here.
         model.streaming = self  # type: ignore[assignment]
         try:
-            self._load_hooks += refuse_loading((weight for weight, _ in self._originals), self._refused)
+            self._load_hooks += refuse_loading(found.weights(), self._refused)
             files = WeightFiles(origin_of, sources, engine)
             load_resident(found.resident, files, device, self._changed)
             if found.lookups:
@@ -131,6 +132,7 @@ class Streaming:
 
     def _undo(self, model: nn.Module) -> None:
         """Close a model whose streaming did not begin, and leave no trace."""
+        self._originals.returns_meta = True
         self.close()
         if getattr(model, "streaming", None) is self:
             del model.streaming
@@ -293,8 +295,8 @@ class Streaming:
         """Free the memory and restore the model.
 
         A module that was passed to :func:`stream` gets its original weights back, with the changes that it made to
-        buffers and small weights. A model made from a folder has none: load it another way to use it. The counters stay
-        readable. The timeline requested from :func:`stream` is written.
+        buffers and small weights. Models from a folder or the meta device have none: uses raise :class:`ClosedError`.
+        The counters stay readable. The timeline requested from :func:`stream` is written.
 
         Calls of the model that other threads are in raise :class:`ClosedError` at the next layer. This waits for the
         layers that run now. Inside a call of the model it does not wait: the last call to end restores the model.
@@ -316,10 +318,7 @@ class Streaming:
         # Layers first, so that a copy of one with its own weights contains no wrapper. The model last, so that no call
         # of it finds some weights restored and others not.
         self._gate.unwrap(keep=self._model())
-        for weight, original in self._originals:
-            # A tensor that the caller has assigned in the meantime stays.
-            if is_streamed(weight):
-                set_weight(weight, self._changed.restored(original))
+        self._originals.restore(self._changed)
         for hook in self._load_hooks:
             hook.remove()
         for names in self._refused.values():
@@ -329,7 +328,8 @@ class Streaming:
             if part is not None:
                 part.clear()
         self.layer_cache = self.row_cache = None
-        self._originals, self._changed = [], ChangedBuffers()
+        self._originals.clear()
+        self._changed = ChangedBuffers()
 
 
 @public

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,25 @@ def test_without_a_state_they_are_zeros(tmp_path: Path) -> None:
         for parameter in model.parameters():
             nn.init.normal_(parameter)
     assert model(torch.randn(2, 300)).isfinite().all()
+
+
+def test_a_module_that_was_streamed_from_the_meta_device(tmp_path: Path) -> None:
+    layers = [nn.Linear(300, 300, bias=False) for _ in range(3)]
+    expected = nn.Sequential(*layers)
+    deepnvme.save(expected.state_dict(), tmp_path / "model.safetensors")
+    with torch.device("meta"):
+        model: Any = nn.Sequential(*[nn.Linear(300, 300, bias=False) for _ in range(3)])
+    model[1].weight.purpose = "a test"
+    deepnvme.stream(model, weights=tmp_path / "model.safetensors", memory="1MB").streaming.close()
+    offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=tmp_path)
+    offloading.load_state_dict(expected.state_dict())
+    x = torch.randn(2, 300)
+    assert torch.equal(model(x), expected(x))
+    offloading.close()
+    del model.streaming, model.offloading
+    assert model[1].weight.purpose == "a test"
+    assert torch.equal(copy.deepcopy(model)(x), expected(x))
+    torch.save(model, tmp_path / "whole.pt")
 
 
 def test_a_close_that_fails_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import random
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -100,17 +103,112 @@ def test_weights_replaced_during_loading_are_streamed(tmp_path: Path) -> None:
             assert block.up.weight.stride() == (1, 96)
 
 
-def test_absent_weights_are_errors_not_numbers(tmp_path: Path) -> None:
+USES: dict[str, Callable[[Any], Any]] = {
+    "linear": lambda block: nn.functional.linear(torch.ones(2, 48), block.up.weight),
+    "one row": lambda block: nn.functional.linear(torch.ones(48), block.up.weight),
+    "matmul": lambda block: torch.ones(2, 96) @ block.up.weight,
+    "data": lambda block: torch.ones(2, 96) @ block.up.weight.data,
+    "module": lambda block: block.down(torch.ones(2, 96)),
+    "copy": lambda block: block.up.weight.copy_(torch.ones(96, 48)),
+    "data_copy": lambda block: block.up.weight.data.copy_(torch.ones(96, 48)),
+    "assignment": lambda block: setattr(block.up.weight, "data", torch.ones(96, 48)),
+    "save": lambda block: torch.save(block.state_dict(), io.BytesIO()),
+    "load": lambda block: block.up.weight.weight_loader(block.up.weight, torch.zeros(96, 48)),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("has_run", [False, True])
+def test_absent_weights_are_errors_not_numbers(tmp_path: Path, use: str, has_run: bool) -> None:
     offloader = Offloader(str(tmp_path))
     layers = offloader.wrap_modules(iter(build(3)))
     offloader.post_init()
     block: Any = layers[1]
-    assert block.up.weight.shape == (96, 48)
-    assert block.up.weight.is_meta
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        torch.relu(block.up(torch.randn(2, 48))).sum().item()
-    with pytest.raises(RuntimeError, match="stream from disk and cannot be changed"):
-        block.up.weight.weight_loader(block.up.weight, torch.zeros(96, 48))
+    with torch.no_grad():
+        if has_run:
+            run(layers, torch.randn(2, 48))
+        expected = r"(weight|bias) of Block is on disk|stream from disk and cannot be changed"
+        with pytest.raises(RuntimeError, match=expected):
+            USES[use](block)
+        offloader.close()
+        if use != "load":
+            with pytest.raises(ClosedError, match=rf"on disk: the offloader of {tmp_path} was closed"):
+                USES[use](block)
+
+
+def test_absent_weights_have_shapes(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path))
+    layers = offloader.wrap_modules(iter(build(2)))
+    theirs: Any = layers[0]
+    theirs.up.weight = nn.Parameter(theirs.up.weight.data.t().contiguous().t().bfloat16())
+    offloader.post_init()
+    for layer, stock in zip(layers, build(2), strict=True):
+        assert [*layer.state_dict()] == [*stock.state_dict()]
+        for name, parameter in layer.named_parameters():
+            assert isinstance(parameter, nn.Parameter)
+            assert parameter.is_meta
+            assert parameter.shape == stock.get_parameter(name).shape
+            assert parameter.numel() == stock.get_parameter(name).numel()
+    assert (theirs.up.weight.dtype, theirs.up.weight.stride()) == (torch.bfloat16, (1, 96))
+    assert theirs.again.weight is theirs.down.weight
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_state_dict_is_refused(tmp_path: Path, assign: bool) -> None:
+    offloader = Offloader(str(tmp_path), is_resident=lambda layer: {id(layer.get_parameter("up.bias"))})
+    layers = offloader.wrap_modules(iter(build(2)))
+    stock = build(2, seed=3)
+    # Until it streams, this fills the file.
+    for layer, theirs in zip(layers, stock, strict=True):
+        layer.load_state_dict(theirs.state_dict())
+    offloader.post_init()
+    with pytest.raises(RuntimeError, match=r"weight is streamed from its file.*; restart with the new weights"):
+        layers[0].load_state_dict(build(1)[0].state_dict(), assign=assign)
+    with pytest.raises(RuntimeError, match=r"1\.down\.weight is streamed from its file"):
+        nn.Sequential(*layers).load_state_dict({"1.down.weight": torch.zeros(48, 96)}, strict=False, assign=assign)
+    # Those in memory can be loaded.
+    layers[1].load_state_dict({"up.bias": torch.ones(96)}, strict=False)
+    stock[0].load_state_dict({"up.bias": build(1)[0].state_dict()["up.bias"]}, strict=False)
+    stock[1].load_state_dict({"up.bias": torch.ones(96)}, strict=False)
+    with torch.no_grad():
+        assert torch.equal(layers[1](torch.ones(1, 48)), stock[1](torch.ones(1, 48)))
+
+
+@pytest.mark.parametrize("layers_in_memory", [1, 3])
+def test_threads_take_turns(tmp_path: Path, layers_in_memory: int) -> None:
+    stock = build(4)
+    offloader = Offloader(str(tmp_path), memory=layers_in_memory * (64 << 10))
+    layers = offloader.wrap_modules(iter(build(4)))
+    offloader.post_init()
+    wrong: list[object] = []
+
+    def work(seed: int) -> None:
+        pick, x = random.Random(seed), torch.randn(2, 48)
+        try:
+            with torch.no_grad():
+                expected = [layer(x) for layer in stock]
+                for _ in range(300):
+                    index = pick.randrange(4)
+                    if not torch.equal(layers[index](x), expected[index]):
+                        wrong.append(index)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not wrong
+
+
+def test_too_little_memory_is_said_again(tmp_path: Path) -> None:
+    offloader = Offloader(str(tmp_path), memory=1)
+    layers = offloader.wrap_modules(iter(build(2)))
+    for start in (offloader.post_init, lambda: layers[0](torch.ones(1, 48))):
+        with pytest.raises(ValueError, match="memory is 1 bytes, but the largest unit takes"):
+            start()
 
 
 def test_the_model_chooses_the_streamed_weights(tmp_path: Path) -> None:

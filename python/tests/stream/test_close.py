@@ -23,6 +23,7 @@ from .small_models import SmallModels, tokens, weights_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("no_grad")
 
@@ -327,6 +328,138 @@ def test_a_closed_module_is_copied(saved: plain_module.Saved) -> None:
         copy.deepcopy(model)
     del model.streaming
     assert torch.equal(copy.deepcopy(model)(saved.question), own)
+
+
+@pytest.fixture
+def closed(saved: plain_module.Saved) -> Any:
+    """A module that was on the meta device, streamed, called and closed."""
+    model = saved.stream()
+    assert torch.equal(model(saved.question), saved.answer)
+    model.streaming.close()
+    return model
+
+
+META_USES: dict[str, Callable[[Any], Any]] = {
+    "layer": lambda model: model.layers[3](torch.ones(2, plain_module.WIDTH)),
+    "without a bias": lambda model: model.head(torch.ones(2, plain_module.WIDTH)),
+    "linear": lambda model: nn.functional.linear(torch.ones(plain_module.WIDTH), model.head.weight),
+    "matmul": lambda model: torch.ones(2, plain_module.WIDTH) @ model.layers[0].weight,
+    "embedding": lambda model: model.embed(torch.zeros(2, dtype=torch.int64)),
+    "resident": lambda model: torch.ones(plain_module.WIDTH) * model.scale,
+    "buffer": lambda model: torch.ones(plain_module.WIDTH) * model.shift,
+    "data": lambda model: torch.ones(2, plain_module.WIDTH) @ model.layers[0].weight.data,
+    "copy": copy.deepcopy,
+    "cast": lambda model: model.double(),
+    "save": lambda model: torch.save(model.state_dict(), io.BytesIO()),
+    "safetensors": lambda model: deepnvme.save(model.state_dict(), "never.safetensors"),
+    "pickle": lambda model: pickle.dumps(model.state_dict()),
+}
+
+
+@pytest.mark.parametrize("use", META_USES)
+def test_weights_of_a_closed_module_that_was_on_the_meta_device(
+    closed: Any, use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    del closed.streaming
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients), pytest.raises(ClosedError, match=r"on disk: Plain was closed"):
+            META_USES[use](closed)
+
+
+def test_a_closed_module_that_was_on_the_meta_device_raises_in_calls(closed: Any, saved: plain_module.Saved) -> None:
+    with pytest.raises(ClosedError, match=r"Plain was closed .* stream it again"):
+        closed(saved.question)
+    with pytest.raises(RuntimeError, match="Plain was closed"), pytest.warns(UserWarning, match="assign=True"):
+        closed.load_state_dict(plain_module.Plain().state_dict())
+
+
+def test_shapes_of_a_closed_module_that_was_on_the_meta_device(closed: Any) -> None:
+    plain = plain_module.Plain()
+    state = closed.state_dict()
+    assert [*state] == [*plain.state_dict()]
+    for name, tensor in plain.state_dict().items():
+        found = state[name]
+        assert (found.shape, found.dtype, found.numel()) == (tensor.shape, tensor.dtype, tensor.numel())
+        assert (found.is_meta, found.stride()) == (True, tensor.stride())
+    assert closed.head.weight is closed.embed.weight
+    assert all(isinstance(each, nn.Parameter) and each.requires_grad for each in closed.parameters())
+    assert closed.to("meta") is closed
+    assert [*dict(closed.named_parameters())] == [*dict(plain.named_parameters())]
+
+
+def load_into_new_memory(model: Any, state: dict[str, torch.Tensor]) -> None:
+    model.to_empty(device="cpu")
+    model.load_state_dict(state)
+
+
+def test_an_open_module_gets_no_new_memory(saved: plain_module.Saved) -> None:
+    model = saved.stream()
+    with model.streaming:
+        with pytest.raises(RuntimeError, match="on disk: a streamed model can be neither cast nor moved"):
+            model.to_empty(device="cpu")
+        assert torch.equal(model(saved.question), saved.answer)
+
+
+REMEDIES: dict[str, Callable[[Any, dict[str, torch.Tensor]], object]] = {
+    "assigned": lambda model, state: model.load_state_dict(state, assign=True),
+    "in new memory": load_into_new_memory,
+}
+
+
+@pytest.mark.parametrize("remedy", REMEDIES)
+def test_a_closed_module_that_was_on_the_meta_device_gets_weights(
+    closed: Any, saved: plain_module.Saved, remedy: str
+) -> None:
+    torch.manual_seed(8)
+    other = plain_module.Plain().eval()
+    REMEDIES[remedy](closed, other.state_dict())
+    assert torch.equal(closed(saved.question), other(saved.question))
+
+
+def test_a_closed_module_returns_to_the_meta_device(closed: Any, saved: plain_module.Saved) -> None:
+    closed.to_empty(device="meta")
+    assert {type(parameter) for parameter in closed.parameters()} == {nn.Parameter}
+    # torch shares nothing after `to_empty`.
+    closed.head.weight = closed.embed.weight
+    for _ in range(2):
+        model = deepnvme.stream(closed, weights=saved.path, memory=plain_module.MEMORY)
+        assert torch.equal(model(saved.question), saved.answer)
+        # The second time, it begins with the placeholders of the first.
+        model.streaming.close()
+        assert all(isinstance(tensor, Placeholder) for tensor in [*closed.parameters(), *closed.buffers()])
+        with pytest.raises(ClosedError, match="Plain was closed"):
+            closed(saved.question)
+
+
+def test_a_closed_module_gets_back_the_weights_that_had_values(saved: plain_module.Saved) -> None:
+    with torch.device("meta"):
+        module: Any = plain_module.Plain().eval()
+    own = nn.Linear(plain_module.WIDTH, plain_module.WIDTH)
+    module.layers[2] = own
+    before = own.weight
+    model: Any = deepnvme.stream(module, weights=saved.path, memory=plain_module.MEMORY)
+    model.streaming.close()
+    assert own.weight is before
+    assert own(torch.ones(1, plain_module.WIDTH)).isfinite().all()
+    with pytest.raises(ClosedError):
+        module.layers[3](torch.ones(1, plain_module.WIDTH))
+
+
+def test_a_failed_start_leaves_the_meta_device_as_it_was(
+    saved: plain_module.Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with torch.device("meta"):
+        module: Any = plain_module.Plain().eval()
+    before = dict(module.named_parameters())
+
+    def fail(_nbytes: int) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("deepnvme._stream.layer_cache.pinned_empty", fail)
+    with pytest.raises(KeyboardInterrupt):
+        deepnvme.stream(module, weights=saved.path, memory=plain_module.MEMORY)
+    assert all(parameter is before[name] for name, parameter in module.named_parameters())
 
 
 def test_a_failed_start_leaves_the_module_as_it_was(saved: plain_module.Saved, monkeypatch: pytest.MonkeyPatch) -> None:

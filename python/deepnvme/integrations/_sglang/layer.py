@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
+from deepnvme._modules.partition import Weight
+from deepnvme._modules.placeholder import Placeholder
+from deepnvme._stream.parameter_binding import refuse_loading, set_weight
 from deepnvme.integrations._sglang.weight_file import TensorLayout, WeightFile, is_dense, plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from deepnvme._modules.placeholder import Gate
+
+_RESTART = "restart with the new weights"
+
+
+class LayerPlaceholder(Placeholder):
+    """Stands for a weight of a layer while the layer does not run."""
+
+    _REMEDY = "start SGLang without DEEPNVME_OFFLOAD_DIR"
+
+    def _refused(self, what: str) -> Exception:
+        if self.gate.is_closed:
+            return self.gate.closed_error(f"{self.weight_name} is on disk: ")
+        return RuntimeError(
+            f"{self.weight_name} is on disk: it is in memory only while its layer runs. {what} was called on it from "
+            f"elsewhere; call the layer itself, or {self._REMEDY}"
+        )
 
 
 @dataclass(frozen=True)
@@ -18,7 +39,7 @@ class _Weight:
     """A parameter, its places in the module, and its placeholder there."""
 
     parameter: torch.nn.Parameter
-    references: list[tuple[dict[str, Any], str]]
+    references: list[Weight]
     layout: TensorLayout
     placeholder: torch.nn.Parameter
     empty: torch.Tensor
@@ -32,10 +53,14 @@ class OffloadedLayer:
         names: dotted names of the parameters that may be moved. None: all.
         resident: ids of the parameters that may not.
         file: the file to move them to.
+        gate: whether the offloader is open.
     """
 
-    def __init__(self, module: torch.nn.Module, names: set[str] | None, resident: set[int], file: WeightFile) -> None:
+    def __init__(
+        self, module: torch.nn.Module, names: set[str] | None, resident: set[int], file: WeightFile, gate: Gate
+    ) -> None:
         self.module = module
+        self._gate = gate
         self._names = names
         self._file = file
         self._start = self._reserved = self._nbytes = 0
@@ -60,6 +85,9 @@ class OffloadedLayer:
 
         Loading may have replaced them by tensors of other shapes and dtypes.
         """
+        if self._weights:
+            # Done before an error of another layer, or of the memory.
+            return
         chosen = []
         is_extent_in_use = False
         for parameter in self._parameters(set()):
@@ -76,17 +104,19 @@ class OffloadedLayer:
             self._write(chosen, layouts, nbytes, in_new_extent=is_extent_in_use)
         self._nbytes = nbytes
         references = self._references()
-        self._weights = [
+        kind = type(self.module).__name__
+        weights = [
             _Weight(
                 parameter,
                 references[id(parameter)],
                 layout,
-                _placeholder(parameter),
+                self._placeholder(parameter, f"{references[id(parameter)][0].name} of {kind}"),
                 torch.empty(0, dtype=parameter.dtype, device=self.device),
             )
             for parameter, layout in zip(chosen, layouts, strict=True)
         ]
-        self._mapped = None
+        refuse_loading((reference for weight in weights for reference in weight.references), {}, _RESTART)
+        self._weights, self._mapped = weights, None
         self.unbind()
 
     def bind(self, extent: torch.Tensor) -> None:
@@ -97,14 +127,14 @@ class OffloadedLayer:
                 extent = extent.to(self.device)
             for weight in self._weights:
                 weight.parameter.data = weight.layout.view(extent)
-                for owner, name in weight.references:
-                    owner[name] = weight.parameter
+                for reference in weight.references:
+                    set_weight(reference, weight.parameter)
 
     def unbind(self) -> None:
         """Take the weights away. Computing without them raises an error instead of returning wrong numbers."""
         for weight in self._weights:
-            for owner, name in weight.references:
-                owner[name] = weight.placeholder
+            for reference in weight.references:
+                set_weight(reference, weight.placeholder)
             weight.parameter.data = weight.empty
 
     def _parameters(self, resident: set[int]) -> Iterator[torch.nn.Parameter]:
@@ -112,14 +142,24 @@ class OffloadedLayer:
             if (self._names is None or name in self._names) and id(parameter) not in resident:
                 yield parameter
 
-    def _references(self) -> dict[int, list[tuple[dict[str, Any], str]]]:
+    def _references(self) -> dict[int, list[Weight]]:
         """Find every place that refers to a parameter."""
-        references: dict[int, list[tuple[dict[str, Any], str]]] = {}
-        for owner in self.module.modules():
+        references: dict[int, list[Weight]] = {}
+        for path, owner in self.module.named_modules():
             for name, parameter in owner._parameters.items():  # noqa: SLF001
                 if parameter is not None:
-                    references.setdefault(id(parameter), []).append((owner._parameters, name))  # noqa: SLF001
+                    place = Weight(owner, name, f"{path}.{name}".lstrip("."))
+                    references.setdefault(id(parameter), []).append(place)
         return references
+
+    def _placeholder(self, parameter: torch.nn.Parameter, name: str) -> torch.nn.Parameter:
+        """Make a placeholder for a hidden weight. A plain meta tensor would not do: torch computes with those."""
+        shape, stride, device = parameter.shape, parameter.stride(), torch.device("meta")
+        stand_in = LayerPlaceholder(name, shape, parameter.dtype, device, self._gate, stride)
+        placeholder = torch.nn.Parameter(stand_in, requires_grad=False)
+        # Models load weights through this attribute.
+        vars(placeholder)["weight_loader"] = _refuse
+        return placeholder
 
     def _move(self, moved: list[torch.nn.Parameter]) -> None:
         layouts, self._nbytes = plan_layout(moved)
@@ -151,15 +191,6 @@ class OffloadedLayer:
         self._file.write(extent, self._start).result()
 
 
-def _placeholder(parameter: torch.nn.Parameter) -> torch.nn.Parameter:
-    """Make a placeholder for a hidden weight: a meta tensor of the same shape and dtype."""
-    data = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
-    placeholder = torch.nn.Parameter(data, requires_grad=False)
-    # Models load weights through this attribute. A copy into a meta tensor would be lost silently.
-    vars(placeholder)["weight_loader"] = _refuse
-    return placeholder
-
-
 def _refuse(*_: object, **__: object) -> NoReturn:
-    msg = "the weights of this module stream from disk and cannot be changed; restart with the new weights"
+    msg = f"the weights of this module stream from disk and cannot be changed; {_RESTART}"
     raise RuntimeError(msg)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import threading
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class Offloader:
     A layer's weights are its parameters (those that the model allows, if it says so). Buffers stay in memory, and so do
     the parameters of ``is_resident``.
 
+    Threads take turns: a layer has its weights for one of them at a time.
+
     Args:
         folder: folder of the file.
         memory: bytes of memory for weights. Default: three times the largest layer, or all layers if that is less.
@@ -61,7 +64,10 @@ class Offloader:
         self._modules: list[OffloadedLayer] = []
         self._streamer: LayerStreamer | None = None
         self._moved: set[int] = set()
-        self._is_closed = False
+        # Held while a layer runs. Reentrant, because layers may contain each other.
+        self._lock = threading.RLock()
+        self.is_closed = False
+        """Whether :meth:`close` was called."""
 
     def wrap_modules(
         self,
@@ -85,7 +91,7 @@ class Offloader:
             part = layer if submodule_accessor is None else submodule_accessor(layer)
             names = None if whitelist_param_names_creator is None else set(whitelist_param_names_creator(part))
             # Parameters shared with an earlier layer are in the file already.
-            module = OffloadedLayer(part, names, self._is_resident(layer) | self._moved, self._file)
+            module = OffloadedLayer(part, names, self._is_resident(layer) | self._moved, self._file, self)
             if module.is_empty:
                 continue
             self._moved.update(module.parameter_ids())
@@ -98,7 +104,7 @@ class Offloader:
         """Start streaming: the model is loaded, and its weights are final. A second call does nothing."""
         if self._streamer is not None:
             return
-        if self._is_closed:
+        if self.is_closed:
             raise ClosedError(
                 f"{self._file.folder}: the offloader was closed before it started to stream; make another"
             )
@@ -118,6 +124,10 @@ class Offloader:
             len(units), sum(sizes) / 1e9, self._file.folder, memory / 1e9, device,
         )  # fmt: skip
 
+    def closed_error(self, what: str = "") -> ClosedError:
+        """Make the error of a use after the close."""
+        return ClosedError(f"{what}the offloader of {self._file.folder} was closed; load the model again")
+
     @property
     def forbid_copy_engine_usage(self) -> bool:
         """Whether kernels should not use the GPU's copy engine, which transfers weights."""
@@ -129,7 +139,7 @@ class Offloader:
 
     def close(self) -> None:
         """Stop reading and close the file. The modules can no longer compute. A second call does nothing."""
-        self._is_closed = True
+        self.is_closed = True
         if self._streamer is not None:
             self._streamer.close()
         self._file.close()
@@ -140,7 +150,7 @@ class Offloader:
 
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with self._present(index):
+            with self._lock, self._present(index):
                 return original(*args, **kwargs)
 
         module.forward = forward
