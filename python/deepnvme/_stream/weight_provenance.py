@@ -14,6 +14,7 @@ from torch.utils import _pytree as tree
 
 from deepnvme._modules.placeholder import Placeholder, has_no_values
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
+from deepnvme._utils.public import warn_caller
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -197,7 +198,21 @@ def find_origins(model: nn.Module, files: ModelFiles) -> dict[str, Origin]:
                 f"{name} is {place}, and the files do not contain it; pass weights= a file that does, or load it into "
                 "memory first"
             )
+    if not is_traced:
+        _warn_of_meta_attributes(model)
     return {name: by_tensor[id(tensor)] for name, tensor in tensors if id(tensor) in by_tensor}
+
+
+def _warn_of_meta_attributes(model: nn.Module) -> None:
+    """Warn of tensors without values that are neither parameters nor buffers: no file can have them."""
+    for path, module in model.named_modules():
+        for attribute, value in vars(module).items():
+            if isinstance(value, torch.Tensor) and value.is_meta:
+                name = f"{path}.{attribute}" if path else attribute
+                warn_caller(
+                    f"{name} is on the meta device, and neither a parameter nor a buffer: it has no values, and torch "
+                    "computes nonsense with it on CPUs; make it a buffer, or assign a tensor with values"
+                )
 
 
 def _cast_message(name: str, tensor: TracedTensor, files: ModelFiles) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import deepnvme
 from deepnvme._stream.weight_origin import ByteRange, Origin, merge_adjacent
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 
@@ -168,3 +170,20 @@ def test_a_concatenation_has_its_own_memory_even_if_its_ranges_are_adjacent() ->
         assert one.origin.line_offset == line_offset
         assert one.origin.for_device(torch.device("cpu")) == one.origin
         assert one.origin.for_device(torch.device("cuda")).line_offset == 0
+
+
+def test_a_tensor_on_meta_that_no_file_can_have_is_named(tmp_path: Path) -> None:
+    class Rotating(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(8, 8)
+            self.table = torch.eye(8)
+
+    with torch.device("meta"):
+        inside = torch.nn.Sequential(Rotating())
+    weights = {f"0.{name}": tensor for name, tensor in Rotating().state_dict().items()}
+    deepnvme.save(weights, tmp_path / "inside.safetensors")
+    with pytest.warns(UserWarning, match=r"0\.table is on the meta device") as warned:
+        streamed = deepnvme.stream(inside, weights=tmp_path / "inside.safetensors", memory="1MB")
+    streamed.streaming.close()
+    assert [Path(warning.filename).name for warning in warned] == [Path(__file__).name]

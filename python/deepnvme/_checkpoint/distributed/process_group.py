@@ -103,8 +103,7 @@ class RankGroup:
         import torch.distributed as dist  # noqa: PLC0415
 
         values: list[Any] = [None] * self.size
-        group = self._open_group()
-        self._collective(lambda: dist.all_gather_object(values, value, group=group))
+        self._collective(lambda: dist.all_gather_object(values, value, group=self._open_group()))
         return cast("list[T]", values)
 
     def broadcast(self, value: T) -> T:
@@ -114,18 +113,16 @@ class RankGroup:
         import torch.distributed as dist  # noqa: PLC0415
 
         values: list[Any] = [value]
-        group = self._open_group()
-        leader = dist.get_global_rank(group, 0)
-        self._collective(lambda: dist.broadcast_object_list(values, src=leader, group=group))
+        leader = dist.get_global_rank(self._open_group(), 0)
+        self._collective(lambda: dist.broadcast_object_list(values, src=leader, group=self._open_group()))
         return cast("T", values[0])
 
     def broadcast_tensor(self, tensor: torch.Tensor, rank: int) -> None:
         """Fill the tensor with that of a rank."""
         import torch.distributed as dist  # noqa: PLC0415
 
-        group = self._open_group()
-        source = dist.get_global_rank(group, rank)
-        self._collective(lambda: dist.broadcast(tensor, src=source, group=group))
+        source = dist.get_global_rank(self._open_group(), rank)
+        self._collective(lambda: dist.broadcast(tensor, src=source, group=self._open_group()))
 
     def run_on_all(self, work: Callable[[], T]) -> list[T]:
         """Run ``work`` on every rank and return all results.
@@ -237,6 +234,7 @@ class RankGroup:
         return self.torch_group
 
     def _collective(self, work: Callable[[], object]) -> None:
+        # `work` must not hold the group: after `leave`, the connections close with the last reference to it.
         try:
             run_interruptibly(work)
         except PeerError:
