@@ -21,6 +21,7 @@ from deepnvme._checkpoint.distributed.process_group import RankGroup
 from deepnvme._checkpoint.distributed.writers import choose_writers
 from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
+from deepnvme._checkpoint.optimizer_hooks import before_each_step
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_schedule import SaveSchedule
 from deepnvme._checkpoint.save_start import SaveStarter
@@ -438,7 +439,7 @@ class Checkpointer:
         self._check_process(is_to_save=True)
         self._overlaps += 1
         try:
-            with _before_each_step(optimizers, self._wait_in_hook):
+            with before_each_step(optimizers, self._wait_in_hook):
                 yield self
         finally:
             self._overlaps -= 1
@@ -485,18 +486,3 @@ class Checkpointer:
             self.wait_for_tensors()
         except Exception as error:  # noqa: BLE001
             self._background.add_failure(error)
-
-
-@contextmanager
-def _before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
-    """Call ``wait`` before each step of these optimizers, and at the end of the block."""
-    for optimizer in optimizers:
-        if not hasattr(optimizer, "register_step_pre_hook"):
-            raise TypeError(f"overlap takes optimizers of torch, not {type(optimizer).__name__}")
-    hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        wait()
