@@ -40,7 +40,7 @@ class Tool:
 
 
 class Deepnvme(Tool):
-    """``deepnvme.save`` and ``deepnvme.load`` with their defaults."""
+    """``deepnvme.save`` and ``deepnvme.load`` with their defaults, without a progress bar."""
 
     def __init__(self, suffix: str) -> None:
         self.name = f"deepnvme {suffix}"

@@ -178,7 +178,7 @@ def checkpoint(place: Place, row: Row, pace: Pace) -> Row:
         saved += 1
         step_s = median(training.step() for _ in range(_STEPS_ALONE))
         kept = _copied(training.state())
-        cache.settle()
+        cache.wait_for_writeback()
         blocked, steps = 0.0, list[float]()
 
         def action() -> None:

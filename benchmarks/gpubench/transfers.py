@@ -90,7 +90,7 @@ class Transfers:
                 one.prepare_write(source, path)
                 path.unlink(missing_ok=True)
             action = one.write(source, path)
-            cache.settle()
+            cache.wait_for_writeback()
             sample = self._timed(action)
             if one.where != "none":
                 compare_file(path, self.host, whole=is_first)

@@ -28,7 +28,7 @@ def best(
             cache.make_cold(path)
         else:
             path.unlink(missing_ok=True)
-            cache.settle()
+            cache.wait_for_writeback()
         action = prepare(one)
         start = time.perf_counter()
         action()

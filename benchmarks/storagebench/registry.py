@@ -204,7 +204,7 @@ def _sweep_kvikio(tool: kvikio_io.KvikioIo, bench: Bench) -> Choice[int]:
 
 def _trial(action: Action, written: Path) -> float:
     written.unlink(missing_ok=True)
-    cache.settle()
+    cache.wait_for_writeback()
     return timed(action, 0)[0].wall_s
 
 

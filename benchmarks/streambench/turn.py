@@ -129,14 +129,14 @@ def _field(path: Path, name: str) -> int:
 
 
 def _drop(files: list[Path]) -> float:
-    """Drop these files alone: other programs keep their pages. Returns the share of probed pages that stayed."""
+    """Drop these files alone: other programs keep their pages. Returns the share of their pages that stayed."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)
-    return sum(cache.cached_probes(path) for path in files) / (64 * len(files))
+    return sum(cache.cached_share(path) for path in files) / len(files)
 
 
 def resident_bytes(field: str = "VmRSS") -> int:

@@ -75,7 +75,7 @@ class _LargeWrite(_Large):
         else:
             path.unlink(missing_ok=True)
             action = tool.write(source, path)
-        cache.settle()
+        cache.wait_for_writeback()
         sample, _ = timed(action, source.numel())
         if tool.group != "fio":
             check_saved(tool.name, path, tool.ending, source, every_byte=every_byte)

@@ -117,7 +117,7 @@ class SmallWrite(_Small):
         sources = self.tensors_of(tool)
         self.path.unlink(missing_ok=True)
         action = tool.write_many(sources, self._offsets, self.path)
-        cache.settle()
+        cache.wait_for_writeback()
         sample, _ = timed(action, self._bytes)
         if tool.ending == ".pt":
             self.check(tool.name, torch.load(self.path))

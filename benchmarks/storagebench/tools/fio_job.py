@@ -134,12 +134,12 @@ def sweep(engine: fio.Engine, settings: Settings, scratch: Path, readable: Path)
     target = scratch / "sweep.raw"
 
     def read(setting: fio.FioSetting) -> float:
-        cache.settle()
+        cache.wait_for_writeback()
         return fio.transfer(setting, "read", readable, size).wall_s
 
     def write(setting: fio.FioSetting) -> float:
         target.unlink(missing_ok=True)
-        cache.settle()
+        cache.wait_for_writeback()
         return fio.transfer(setting, "write", target, size).wall_s
 
     grid = [

@@ -191,9 +191,9 @@ fn whole_files_become_exactly_the_memory() {
     }
 }
 
-/// Many threads write adjacent slivers of the same blocks repeatedly. No neighbour loses a byte.
+/// Requests in random order write adjacent ranges that share pages. No range loses a byte.
 #[test]
-fn adjacent_slivers_of_one_block_do_not_disturb_each_other() {
+fn adjacent_ranges_that_share_pages_do_not_disturb_each_other() {
     const SLIVERS: usize = 64;
     const ROUNDS: usize = 20;
     let engine = Engine::new(small_config(4, SubmitMode::Batch)).expect("some backend works");

@@ -34,7 +34,7 @@ pub(crate) struct TableState<E> {
     detector: DeadlockDetector,
     /// Threads that wait for a change.
     waiting: usize,
-    /// Deleted items whose disk space is being freed.
+    /// Removed items whose disk space is being freed.
     items_being_freed: usize,
     /// Actions that were planned and not started yet.
     planned: Vec<Action>,
@@ -382,7 +382,7 @@ impl<E> TableState<E> {
         self.items_being_freed -= items;
     }
 
-    /// Takes deleted items. The caller frees their disk space, then calls [`space_freed`](Self::space_freed).
+    /// Takes removed items. The caller frees their disk space, then calls [`space_freed`](Self::space_freed).
     pub(crate) fn take_removed(&mut self) -> Vec<ItemId> {
         let removed = self.residency.take_removed();
         self.items_being_freed += removed.len();

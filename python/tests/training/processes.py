@@ -17,7 +17,7 @@ _FORKS = multiprocessing.get_context("forkserver")
 # The first step of an optimizer imports more than torch itself.
 _FORKS.set_forkserver_preload(["deepnvme._checkpoint.checkpointer", "deepnvme.optim", "torch._dynamo"])
 
-# The modules of this folder, and the package under test.
+# This folder, and this process's `sys.path`.
 _PATHS = [str(Path(__file__).parent), *(os.path.abspath(path) for path in sys.path if path)]  # noqa: PTH100
 _PATIENCE_S = 100
 
@@ -93,7 +93,7 @@ class Child:
 
 @contextmanager
 def child(code: str, folder: Path) -> Iterator[Child]:
-    """Run a program in an empty folder during a block, and remove both afterwards."""
+    """Run a program in `folder` for the length of the block; kill it afterwards if it still runs."""
     started = Child(code, folder, folder.with_name(folder.name + ".output"))
     try:
         yield started

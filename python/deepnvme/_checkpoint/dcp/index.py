@@ -32,8 +32,9 @@ _DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).val
 # As in deepnvme-format, for archives.
 _DIMS_MAX = 64
 _DEPTH_MAX = 500
-# Groups of at most `_PAIRED_MAX` chunks are compared pair by pair; larger ones are split first. A tensor is
-# refused if larger groups of it cannot be split and take more than `_PAIRS_MAX` comparisons. Grids need hardly any.
+# Groups of at most `_PAIRED_MAX` chunks are compared pair by pair; larger ones are split first. A tensor whose
+# groups have taken `_PAIRS_MAX` comparisons is refused at the next larger group that cannot be split. Grids need
+# hardly any.
 _PAIRED_MAX = 8
 _PAIRS_MAX = 2_000_000
 
@@ -80,7 +81,7 @@ def decode(encoded: Any) -> Metadata:
     locations: dict[MetadataIndex, ItemLocation] = {}
     version, listed = _field(encoded, "version"), _field(encoded, "entries")
     if type(version) is not int or version < _VERSION:
-        raise _damaged(f"there is no version {version!r}")
+        raise _damaged(f"the version is {version!r}, which is no version number")
     if version > _VERSION:
         msg = f"version {version} needs a later deepnvme; upgrade"
         raise ValueError(msg)
@@ -164,7 +165,7 @@ def _share_elements(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> b
 
 
 def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:
-    """Decode the path of an entry. Each list item has an entry, so no list index reaches the number of entries."""
+    """Decode the path of an entry. A list index is below the number of entries: every item has its own."""
     parts = _list(name, path)
     is_path = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
     if not parts or not is_path or len(parts) > _DEPTH_MAX:
@@ -186,7 +187,7 @@ def _items(encoded: Any, what: str) -> Iterable[tuple[str, Any]]:
 
 def _list(name: str, encoded: Any, length: int | None = None) -> list[Any]:
     if not isinstance(encoded, list) or length not in (None, len(encoded)):
-        raise _damaged(f"{name} is not described by lists")
+        raise _damaged(f"{name} needs a list here")
     return encoded
 
 
