@@ -48,7 +48,7 @@ class Bench:
         self._files.clear()
 
 
-class LockedCopies:
+class PinnedCopies:
     """Copies of a row's tensor, in the pinned memory of the tools that have such."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class LockedCopies:
     def of(self, tool: Tool, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the tool's copy of `tensor`, or None if it has no such memory."""
         if tool.name not in self._copies:
-            copy = tool.locked(tensor)
+            copy = tool.pinned_copy(tensor)
             if copy is None:
                 return None
             self._copies[tool.name] = (tool, copy)
@@ -66,7 +66,7 @@ class LockedCopies:
     def free(self) -> None:
         """Free all copies."""
         for tool, copy in self._copies.values():
-            tool.free_locked(copy)
+            tool.free_pinned(copy)
         self._copies.clear()
 
 

@@ -8,7 +8,7 @@ import torch
 
 from storagebench import cache, data, memory
 from storagebench.measure import timed
-from storagebench.rows.base import Bench, LockedCopies, Row, check_saved, save
+from storagebench.rows.base import Bench, PinnedCopies, Row, check_saved, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Large(Row):
-    """Shared: the row's own tensor, and the copies in tools' own locked memory."""
+    """Shared: the row's own tensor, and the copies in tools' own pinned memory."""
 
     group = "large"
     is_pinned = False
@@ -26,7 +26,7 @@ class _Large(Row):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._tensor: torch.Tensor | None = None
-        self._locked = LockedCopies()
+        self._pinned_copies = PinnedCopies()
 
     def prepare(self) -> None:
         """See the base."""
@@ -35,15 +35,15 @@ class _Large(Row):
 
     def close(self) -> None:
         """See the base."""
-        self._locked.free()
+        self._pinned_copies.free()
         self._tensor = None
 
     def memory_of(self, tool: Tool) -> torch.Tensor:
         """Return the tensor that this tool uses in this row."""
         if self._tensor is None:
             raise RuntimeError("prepare() comes first")
-        locked = self._locked.of(tool, self._tensor) if self.is_pinned else None
-        return self._tensor if locked is None else locked
+        copy = self._pinned_copies.of(tool, self._tensor) if self.is_pinned else None
+        return self._tensor if copy is None else copy
 
 
 class _LargeWrite(_Large):

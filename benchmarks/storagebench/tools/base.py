@@ -45,12 +45,12 @@ class Tool:
         """Return the settings in use, for the record."""
         return ""
 
-    def locked(self, source: torch.Tensor) -> torch.Tensor | None:
+    def pinned_copy(self, source: torch.Tensor) -> torch.Tensor | None:
         """Return a copy of `source` in the tool's own pinned memory, or None to use the row's."""
         return None
 
-    def free_locked(self, tensor: torch.Tensor) -> None:
-        """Free memory from `locked`."""
+    def free_pinned(self, tensor: torch.Tensor) -> None:
+        """Free memory from `pinned_copy`."""
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """Write all of `source` to `path`, which need not exist, and sync it."""
