@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench import cache, data, memory
+from storagebench import cache, data, formats, memory
 from storagebench.measure import timed
-from storagebench.rows.base import Bench, PinnedCopies, Row, check_saved, save
+from storagebench.rows.base import Bench, PinnedCopies, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,7 +56,7 @@ class _LargeWrite(_Large):
         """See the base."""
         super().prepare()
         if self.over_existing:
-            save(self.bench.source, self._path(), ".raw")
+            formats.save(self.bench.source, self._path(), ".raw")
 
     def close(self) -> None:
         """See the base."""
@@ -78,7 +78,7 @@ class _LargeWrite(_Large):
         cache.wait_for_writeback()
         sample, _ = timed(action, source.numel())
         if tool.group != "fio":
-            check_saved(tool.name, path, tool.ending, source, every_byte=every_byte)
+            formats.check(tool.name, path, tool.suffix, source, every_byte=every_byte)
         if not self.over_existing:
             path.unlink()
         return sample
@@ -87,7 +87,7 @@ class _LargeWrite(_Large):
 class _LargeRead(_Large):
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; the file is cold before the clock starts."""
-        target, path = self.memory_of(tool), self.bench.readable(tool.ending)
+        target, path = self.memory_of(tool), self.bench.readable(tool.suffix)
         data.stamp(target)
         action = tool.read(target, path)
         cache.make_cold(path)
@@ -151,7 +151,7 @@ class ReadFresh(Row):
 
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base."""
-        size, path = self.bench.settings.large_bytes, self.bench.readable(tool.ending)
+        size, path = self.bench.settings.large_bytes, self.bench.readable(tool.suffix)
         action = tool.load(size, path)
         cache.make_cold(path)
         sample, loaded = timed(action, size)

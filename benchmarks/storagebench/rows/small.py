@@ -92,7 +92,7 @@ class SmallRead(_Small):
         targets = self.tensors_of(tool)
         for target in targets:
             target[:8] = 0
-        path = self.path.with_suffix(".pt" if tool.ending == ".pt" else ".raw")
+        path = self.path.with_suffix(".pt" if tool.suffix == ".pt" else ".raw")
         action = tool.read_many(targets, self._offsets, path)
         cache.make_cold(path)
         sample, value = timed(action, self._bytes)
@@ -119,7 +119,7 @@ class SmallWrite(_Small):
         action = tool.write_many(sources, self._offsets, self.path)
         cache.wait_for_writeback()
         sample, _ = timed(action, self._bytes)
-        if tool.ending == ".pt":
+        if tool.suffix == ".pt":
             self.check(tool.name, torch.load(self.path))
         elif tool.group != "fio":
             data.check_file(tool.name, self.path, self._contents, every_byte=True)

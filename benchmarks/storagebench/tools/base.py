@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storagebench.measure import Action
 
 Group = Literal["deepnvme", "fio", "DeepSpeed", "comparison"]
-Ending = Literal[".raw", ".npy", ".pt"]
+Suffix = Literal[".raw", ".npy", ".pt"]
 
 
 class NotOffered(Exception):
@@ -35,7 +35,7 @@ class Tool:
     """
 
     # Suffix of the file with the same contents in this tool's own format.
-    ending: Ending = ".raw"
+    suffix: Suffix = ".raw"
 
     def __init__(self, name: str, group: Group) -> None:
         self.name = name
