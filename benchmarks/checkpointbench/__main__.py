@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from checkpointbench.limit import Fio, FioAsMuchMemory
-from checkpointbench.models import MODELS, State
+from checkpointbench.states import STATES, State
 from checkpointbench.tools import Tool, all_tools
 from checkpointbench.workers import Job, Workers, sums
 from storagebench import cache, command, fio, hugepages
@@ -176,7 +176,7 @@ def show(lines: list[dict[str, Any]]) -> None:
 def main() -> int:
     """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="checkpointbench", description=__doc__)
-    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("--models", default=",".join(STATES), help=f"some of {', '.join(STATES)} (default: all)")
     command.add_options(parser, rounds=5)
     arguments = parser.parse_args()
     arguments.scratch.mkdir(parents=True, exist_ok=True)
@@ -184,7 +184,7 @@ def main() -> int:
     with hugepages.reserved(128 << 20), idle_disk(arguments.scratch) as disk:
         place = Place(arguments.scratch, arguments.rounds, disk)
         for model in arguments.models.split(","):
-            measure(model, MODELS[model](), place, results)
+            measure(model, STATES[model](), place, results)
             show([line for line in summary(results) if str(line["row"]).endswith(model)])
     fields = {
         "rounds": arguments.rounds,

@@ -13,7 +13,7 @@ import deepnvme
 import torch
 
 from checkpointbench.arguments import parse
-from checkpointbench.models import MODELS
+from checkpointbench.states import STATES
 from checkpointbench.workers import Job, Workers
 from storagebench import cache
 from storagebench.rounds import order
@@ -27,7 +27,7 @@ def main() -> int:
     """Measure, and print medians and the medians of the ratios to the first depth."""
     arguments = parse("depths", __doc__, rounds=9)
     path, small = arguments.scratch / "depths.safetensors", arguments.scratch / "small.safetensors"
-    deepnvme.save(MODELS["one-2g"](), path, progress=False)
+    deepnvme.save(STATES["one-2g"](), path, progress=False)
     deepnvme.save({"a": torch.arange(1000)}, small, progress=False)
     size = path.stat().st_size
     names = [*(f"depth {depth}" for depth in _DEPTHS), _BASELINE]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from checkpointbench.models import State
+from checkpointbench.states import State
 from checkpointbench.tools import Tool
 from storagebench import fio
 from storagebench.limit import DiskLimit

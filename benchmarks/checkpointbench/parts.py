@@ -26,7 +26,7 @@ import torch
 from deepnvme._checkpoint import pickler, save
 
 from checkpointbench.arguments import parse
-from checkpointbench.models import bf16_300, small_10k
+from checkpointbench.states import bf16_300, small_10k
 from storagebench import cache
 
 _TOUCH_BYTES = 1 << 30

@@ -20,7 +20,7 @@ from pathlib import Path
 import deepnvme
 import torch
 
-from checkpointbench.models import MODELS, State
+from checkpointbench.states import STATES, State
 from storagebench.memory import touch
 
 ROUNDS = 7
@@ -71,7 +71,7 @@ def main() -> int:
     parser.add_argument("--scratch", type=Path, default=Path("/dev/shm"))  # noqa: S108
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
-    state = MODELS["bf16-300"]()
+    state = STATES["bf16-300"]()
     size = sum(tensor.nbytes for tensor in state.values())
     folder = Path(tempfile.mkdtemp(dir=arguments.scratch))
     copy = copier(state, arguments.threads)

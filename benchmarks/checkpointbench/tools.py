@@ -1,6 +1,6 @@
 """The tools that save and load, each with its usual API.
 
-A save, with all its names, is on the disk when it returns: tools that do not sync get an fsync.
+A save, including its directory entries, is on the disk when it returns: tools that do not sync get an fsync.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from checkpointbench.models import State
+from checkpointbench.states import State
 from storagebench import runai
 from storagebench.sync import sync
 from storagebench.tools.base import NotOffered
@@ -169,7 +169,7 @@ class Tensorizer(Tool):
 
 
 class Dcp(Tool):
-    """``torch.distributed.checkpoint`` in one process. It syncs its files, but not their names."""
+    """``torch.distributed.checkpoint`` in one process. It syncs its files, but not their directory."""
 
     name = "torch DCP"
     suffix = ".dcp"

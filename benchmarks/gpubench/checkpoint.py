@@ -15,7 +15,7 @@ import deepnvme
 import torch
 
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, Row, construct, run_rounds
+from gpubench.rows import Pace, RowResult, construct, run_rounds
 from gpubench.tool import Group, Place, ToolBase
 from storagebench import cache
 from storagebench.measure import Sample, timed
@@ -162,7 +162,7 @@ class TorchSave(Saver):
 KINDS: tuple[type[Saver], ...] = (Async, Overlap, TorchSave)
 
 
-def checkpoint(place: Place, row: Row, pace: Pace) -> Row:
+def checkpoint(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Train, save, and train on until the checkpoint is on disk."""
     row.title = f"checkpoint of {size_text(place.nbytes)} of a training run on the GPU, until it is on disk"
     row.first = OURS

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpubench.rows import Row, restored
+from gpubench.rows import RowResult, restored
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Job:
         """Read it from a file."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))
 
-    def row(self) -> Row:
+    def row(self) -> RowResult:
         """Return the row as it was saved last."""
         try:
             return restored(json.loads(Path(self.row_path).read_text(encoding="utf-8"))["row"])
         except FileNotFoundError:
-            return Row(self.key, left_out=dict(self.skip), now="starting")
+            return RowResult(self.key, left_out=dict(self.skip), now="starting")
 
     def gpu_facts(self) -> dict[str, object]:
         """Return the description of the GPU, if the row came that far."""

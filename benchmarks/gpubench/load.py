@@ -9,12 +9,12 @@ import torch
 
 from gpubench import loaders
 from gpubench.data import compare_state, random_model, size_text
-from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
+from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
 from gpubench.tool import Loader, Place
 from storagebench.measure import Sample, timed
 
 
-def load(place: Place, row: Row, pace: Pace) -> Row:
+def load(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Load a file of weights to the GPU: safetensors, and the same weights as a torch archive."""
     row.title = f"cold load of a safetensors or .pt file of {size_text(place.nbytes)} to the GPU"
     row.first = loaders.OURS

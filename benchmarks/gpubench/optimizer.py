@@ -10,7 +10,7 @@ import deepnvme
 import torch
 
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, Row, construct, run_rounds
+from gpubench.rows import Pace, RowResult, construct, run_rounds
 from gpubench.tool import Group, Place, ToolBase
 from storagebench.measure import Sample, timed
 from storagebench.tools.base import NotOffered
@@ -190,7 +190,7 @@ class _Expected:
         return self._after[steps]
 
 
-def optimizer(place: Place, row: Row, pace: Pace) -> Row:
+def optimizer(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Step fp32 parameters on the GPU. Each has a gradient there, and two moments."""
     elements = max(_TENSORS * 1024, place.nbytes // _STATE_BYTES)
     row.title = (

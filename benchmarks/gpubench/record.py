@@ -14,10 +14,10 @@ from gpubench.work import TIMELINE
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpubench.rows import Row
+    from gpubench.rows import RowResult
 
 
-def write(path: Path, record: dict[str, Any], done: list[Row]) -> None:
+def write(path: Path, record: dict[str, Any], done: list[RowResult]) -> None:
     """Write the record of a run, with the rows so far."""
     record["rows"] = [_row(row) for row in done if row.key != TIMELINE]
     record["timelines"] = next((row.metrics for row in done if row.key == TIMELINE), {})
@@ -28,7 +28,7 @@ def write(path: Path, record: dict[str, Any], done: list[Row]) -> None:
     private.replace(path)
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: RowResult) -> dict[str, Any]:
     return {
         "key": row.key,
         "title": row.title,

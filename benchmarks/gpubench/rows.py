@@ -16,8 +16,8 @@ from storagebench.rounds import order
 
 
 @dataclass
-class Row:
-    """All samples of one kind of work, and the skipped tools."""
+class RowResult:
+    """The result of a row: its samples, and the skipped tools."""
 
     key: str
     title: str = ""
@@ -64,13 +64,13 @@ class Row:
         return asdict(self)
 
 
-def restored(values: dict[str, Any]) -> Row:
-    """Return the row that `Row.saved` described."""
+def restored(values: dict[str, Any]) -> RowResult:
+    """Return the row that `RowResult.saved` described."""
     samples = {name: [Sample(**one) for one in found] for name, found in values["samples"].items()}
-    return Row(**{**values, "samples": samples})
+    return RowResult(**{**values, "samples": samples})
 
 
-def _save_nothing(_: Row) -> None:
+def _save_nothing(_: RowResult) -> None:
     pass
 
 
@@ -84,10 +84,10 @@ class Pace:
     rounds: int
     rounds_s: float
     #: Called before each turn, to save the row.
-    save: Callable[[Row], None] = _save_nothing
+    save: Callable[[RowResult], None] = _save_nothing
 
 
-def construct(row: Row, kinds: Sequence[Any], place: Place, pace: Pace) -> list[Any]:
+def construct(row: RowResult, kinds: Sequence[Any], place: Place, pace: Pace) -> list[Any]:
     """Construct the tools of a row that run here. The others are left out with the reason."""
     row.groups = {kind.name: kind.group for kind in kinds}
     found: list[Any] = []
@@ -109,7 +109,7 @@ def construct(row: Row, kinds: Sequence[Any], place: Place, pace: Pace) -> list[
 _FIRST_ROUND = 1.5
 
 
-def run_rounds(row: Row, tools: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> Row:
+def run_rounds(row: RowResult, tools: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> RowResult:
     """Run every tool once in each round; the first round is not counted."""
     start = time.monotonic()
     end, first_end = start + pace.rounds_s, start + pace.rounds_s * _FIRST_ROUND
@@ -141,7 +141,7 @@ def run_rounds(row: Row, tools: Sequence[Any], pace: Pace, once: Callable[[Any, 
     return row
 
 
-def make_cold(path: Path, row: Row) -> None:
+def make_cold(path: Path, row: RowResult) -> None:
     """Drop the file from the page cache. If that fails, the row gets a note."""
     try:
         cache.make_cold(path)

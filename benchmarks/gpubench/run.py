@@ -13,14 +13,16 @@ from typing import Any
 from gpubench import plot, table, watchdog
 from gpubench.job import Job
 from gpubench.record import write
-from gpubench.rows import Row
+from gpubench.rows import RowResult
 from gpubench.tool import reason
 from gpubench.work import KEYS
 from storagebench import environment
 
 #: A row gets this time in addition to twice that of its rounds: for its data, trials, and the last round.
 _ROW_EXTRA_S = 30.0
+#: A turn may take at least this time. A row is begun if at least this time is left.
 _TURN_S_MIN = 20.0
+_ROW_S_MIN = _TURN_S_MIN
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix=".gpubench-", dir=scratch))
     path = results / f"{time.strftime('%Y-%m-%d')}-gpu.json"
     end = time.monotonic() + plan.minutes * 60
-    done: list[Row] = []
+    done: list[RowResult] = []
     record: dict[str, Any] = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "environment": environment.describe(folder),
@@ -75,8 +77,8 @@ def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
                 row_path=str(folder / f"{key}-row.json"),
                 stem=str(path.with_suffix("")),
             )
-            if (left_s := end - began) < _TURN_S_MIN:
-                row = Row(key, failure=f"not begun: the {plan.minutes:g} minutes of the whole run are over")
+            if (left_s := end - began) < _ROW_S_MIN:
+                row = RowResult(key, failure=f"not begun: the {plan.minutes:g} minutes of the whole run are over")
             else:
                 row, facts = watchdog.run(job, folder, plan.limits(left_s))
                 record["gpu"] = record["gpu"] or facts
@@ -87,14 +89,14 @@ def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"\n{table.text(done)}")
-    print(_drawn(path))
+    print(_plot(path))
     return record
 
 
-def _drawn(path: Path) -> str:
+def _plot(path: Path) -> str:
     try:
         made = [one.name for one in plot.draw(path)]
     except ImportError as error:
-        elsewhere = f"python -m gpubench.plot {path.name} draws it elsewhere"
-        return f"written: {path.name}; not drawn: {reason(error)}; {elsewhere}"
+        elsewhere = f"draw it on a machine with matplotlib: `python -m gpubench.plot {path.name}`"
+        return f"written: {path.name}; no plot: {reason(error)}; {elsewhere}"
     return f"written: {', '.join([path.name, *made])}"

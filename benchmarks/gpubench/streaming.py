@@ -14,7 +14,7 @@ import deepnvme
 import torch
 
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
+from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
 from gpubench.tool import Group, Place, ToolBase
 from storagebench import cache, generation
 from storagebench.measure import Sample, timed
@@ -126,7 +126,7 @@ class Accelerate(Generator):
 KINDS: tuple[type[Generator], ...] = (Streamed, ModelOnGpu, Accelerate)
 
 
-def stream(place: Place, row: Row, pace: Pace) -> Row:
+def stream(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Generate a few tokens with each tool. All must generate the same."""
     row.title = (
         f"{_BATCH} sequences of {_PROMPT_TOKENS} + {_NEW_TOKENS} tokens from a model of about "

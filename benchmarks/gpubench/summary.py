@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gpubench.rows import Row
+    from gpubench.rows import RowResult
     from storagebench.measure import Sample
 
 
@@ -28,7 +28,7 @@ class Line:
     extra: dict[str, float]
 
 
-def lines(row: Row) -> list[Line]:
+def lines(row: RowResult) -> list[Line]:
     """Summarise a row, the fastest tool first."""
     reference, first = row.samples.get(row.reference), row.samples.get(row.first)
     found = [

@@ -8,10 +8,10 @@ from gpubench.summary import lines
 from gpubench.targets import judge, outcomes
 
 if TYPE_CHECKING:
-    from gpubench.rows import Row
+    from gpubench.rows import RowResult
 
 
-def table(row: Row) -> str:
+def table(row: RowResult) -> str:
     """Draw a row for people."""
     heads = f"{'':48} {'GB/s':>6} {'min - max':>15} {'CPU s/GB':>9} {'of ref.':>8} {'ours x':>7}"
     drawn = [f"\n{row.key}: {row.title}"]
@@ -30,7 +30,7 @@ def table(row: Row) -> str:
     return "\n".join(drawn)
 
 
-def text(rows: list[Row]) -> str:
+def text(rows: list[RowResult]) -> str:
     """Draw the outcome of each row, the verdicts, the skipped tools and the timelines."""
     found = ["targets", *(str(verdict) for verdict in judge(rows))]
     for row in rows:

@@ -11,7 +11,7 @@ from gpubench.summary import Line, lines, ratio
 from storagebench.verdict import Verdict
 
 if TYPE_CHECKING:
-    from gpubench.rows import Row
+    from gpubench.rows import RowResult
 
 _HOST_RATIO = 0.95
 #: The row that moves host memory in the same direction.
@@ -39,13 +39,13 @@ class Outcome:
         return f"{text} {self.why}".rstrip()
 
 
-def outcomes(rows: list[Row]) -> list[Outcome]:
+def outcomes(rows: list[RowResult]) -> list[Outcome]:
     """Return the outcome of every row."""
     by_key = {row.key: row for row in rows}
     return [_outcome(row, by_key.get(_HOST_ROW.get(row.key, ""))) for row in rows]
 
 
-def _outcome(row: Row, host: Row | None) -> Outcome:
+def _outcome(row: RowResult, host: RowResult | None) -> Outcome:
     speed = next((_disk_speed(line) for line in lines(row) if line.name == row.first), None)
     in_host = host.samples.get(ours.HOST, []) if host else []
     host_speed = median(one.gb_per_s for one in in_host) if in_host else None
@@ -65,7 +65,7 @@ def _disk_speed(line: Line) -> float:
     return line.extra.get("read_gb_per_s", line.gb_per_s)
 
 
-def judge(rows: list[Row]) -> list[Verdict]:
+def judge(rows: list[RowResult]) -> list[Verdict]:
     """Return the verdict on every target."""
     verdicts: list[Verdict] = []
     for row in rows:
@@ -83,14 +83,14 @@ def judge(rows: list[Row]) -> list[Verdict]:
     return verdicts
 
 
-def _beside(row: Row, one: str, other: str, goal: float) -> Verdict:
+def _beside(row: RowResult, one: str, other: str, goal: float) -> Verdict:
     measured = ratio(row.samples.get(one), row.samples.get(other))
     why = "; ".join(f"{name}: {row.left_out[name]}" for name in (one, other) if name in row.left_out)
     met = None if measured is None else measured >= goal
     return Verdict(f"{row.key}: {one} beside {other}", f">= {goal}", measured, met, why)
 
 
-def _cpu(row: Row, first: str) -> Verdict:
+def _cpu(row: RowResult, first: str) -> Verdict:
     by_name = {line.name: line for line in lines(row)}
     others = [line for line in by_name.values() if line.group == "baseline"]
     about = f"{row.key}: CPU s/GB of {first}"
@@ -101,7 +101,7 @@ def _cpu(row: Row, first: str) -> Verdict:
     return Verdict(about, f"<= {least.cpu_s_per_gb:.3f} of {least.name}", measured, measured <= least.cpu_s_per_gb)
 
 
-def _lost(row: Row) -> Verdict:
+def _lost(row: RowResult) -> Verdict:
     lost = {line.name: line.extra["lost_s"] for line in lines(row)}
     about = "checkpoint: seconds of training lost by a save"
     if checkpoint.OURS not in lost or checkpoint.BASELINE not in lost:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import deepnvme
 
 from gpubench.data import random_bytes
-from gpubench.rows import Pace, Row, make_cold
+from gpubench.rows import Pace, RowResult, make_cold
 from gpubench.tool import Place, reason
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _KEPT = (
 )
 
 
-def record(place: Place, row: Row, pace: Pace, stem: Path) -> Row:
+def record(place: Place, row: RowResult, pace: Pace, stem: Path) -> RowResult:
     """Read and write with bounce buffers, once each to warm up and once recorded; metrics by kind.
 
     ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` beside them is for Perfetto.

@@ -10,7 +10,7 @@ import torch
 
 from gpubench import baselines, ours
 from gpubench.data import Mismatch, compare_file, random_bytes, size_text
-from gpubench.rows import Pace, Row, construct, make_cold, run_rounds
+from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
 from gpubench.tool import Place, Tool
 from storagebench import cache
 from storagebench.measure import Sample, timed
@@ -27,12 +27,12 @@ KINDS: tuple[type[Tool], ...] = (
 )
 
 
-def read(place: Place, row: Row, pace: Pace) -> Row:
+def read(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Fill a tensor from a cold file."""
     return Transfers(place).read(row, pace)
 
 
-def write(place: Place, row: Row, pace: Pace) -> Row:
+def write(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Write a tensor to a new file, durably."""
     return Transfers(place).write(row, pace)
 
@@ -44,7 +44,7 @@ class Transfers:
         self.place = place
         self.host = random_bytes(place.nbytes)
 
-    def read(self, row: Row, pace: Pace) -> Row:
+    def read(self, row: RowResult, pace: Pace) -> RowResult:
         """Fill a tensor from a cold file."""
         row.title = f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU"
         row.first, row.reference = ours.BOUNCE, ours.HOST
@@ -73,7 +73,7 @@ class Transfers:
         finally:
             path.unlink(missing_ok=True)
 
-    def write(self, row: Row, pace: Pace) -> Row:
+    def write(self, row: RowResult, pace: Pace) -> RowResult:
         """Write a tensor to a new file, durably."""
         row.title = f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU"
         row.first, row.reference = ours.BOUNCE, ours.HOST

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpubench.job import Job
-from gpubench.rows import Row
+from gpubench.rows import RowResult
 
 #: The program of a row's process. Its argument is the file of the job.
 COMMAND = [sys.executable, "-m", "gpubench.worker"]
@@ -30,7 +30,7 @@ class Limits:
     turn_s: float
 
 
-def run(job: Job, folder: Path, limits: Limits) -> tuple[Row, dict[str, object]]:
+def run(job: Job, folder: Path, limits: Limits) -> tuple[RowResult, dict[str, object]]:
     """Run a row, and return it with the description of the GPU.
 
     A tool that hangs or crashes before its row has any result is left out, and the row begins again without it.

@@ -15,14 +15,14 @@ from gpubench.gpu import Gpu, RealGpu
 from gpubench.job import Job
 from gpubench.load import load
 from gpubench.optimizer import optimizer
-from gpubench.rows import Pace, Row
+from gpubench.rows import Pace, RowResult
 from gpubench.streaming import stream
 from gpubench.tool import Place, reason
 from gpubench.transfers import read, write
 from storagebench import cache
 from storagebench.tools.base import NotOffered
 
-ROWS: dict[str, Callable[[Place, Row, Pace], Row]] = {
+ROWS: dict[str, Callable[[Place, RowResult, Pace], RowResult]] = {
     "read": read,
     "write": write,
     "load": load,
@@ -34,18 +34,18 @@ TIMELINE = "timeline"
 KEYS = (*ROWS, TIMELINE)
 
 
-def run_row(job: Job, gpu: Gpu | None = None) -> Row:
+def run_row(job: Job, gpu: Gpu | None = None) -> RowResult:
     """Run a row in this process. If it fails, its `failure` has the error.
 
     Args:
         job: the work.
         gpu: the GPU to use. Default: the real one, or the fake driver in a rehearsal.
     """
-    row = Row(job.key, left_out=dict(job.skip))
+    row = RowResult(job.key, left_out=dict(job.skip))
     facts: dict[str, object] = {}
     path = Path(job.row_path)
 
-    def save(row: Row) -> None:
+    def save(row: RowResult) -> None:
         new = path.with_suffix(".new")
         new.write_text(json.dumps({"row": row.saved(), "gpu": facts}), encoding="utf-8")
         new.replace(path)

@@ -21,7 +21,7 @@ from storagebench.rounds import order
 
 @dataclass
 class Samples:
-    """Seconds on the clock and of CPUs, one for each counted round."""
+    """Wall-clock and CPU seconds, one for each counted round."""
 
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
@@ -30,14 +30,14 @@ class Samples:
 def measure(row: Row, elements: int, threads: int, rounds: int, steps: int) -> dict[str, object]:
     """Run a row: each round with tensors of its own, which all tools step on, one after the other."""
     left_out: dict[str, str] = {}
-    samples = {one.name: Samples() for one in row.line}
+    samples = {one.name: Samples() for one in row.tools}
     weights, grad = (torch.randn(elements, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
     for index in range(rounds):
         # Another place in memory each time.
-        beside = torch.empty(1_000_003 * (index + 1)).zero_()
+        padding = torch.empty(1_000_003 * (index + 1)).zero_()
         tensors = Tensors(weights, grad)
-        for position in order(list(range(len(row.line))), index):
-            one = row.line[position]
+        for position in order(list(range(len(row.tools))), index):
+            one = row.tools[position]
             if one.name in left_out:
                 continue
             try:
@@ -52,17 +52,17 @@ def measure(row: Row, elements: int, threads: int, rounds: int, steps: int) -> d
                 step()
             samples[one.name].wall_s.append((time.perf_counter() - wall) / steps)
             samples[one.name].cpu_s.append((time.process_time() - cpu) / steps)
-        del tensors, beside, step
+        del tensors, padding, step
         gc.collect()
     return {
         "row": row.name,
         "element_bytes": row.element_bytes,
         "left_out": left_out,
-        "tools": [_line(name, one, samples[OURS], row.element_bytes * elements) for name, one in samples.items()],
+        "tools": [_result(name, one, samples[OURS], row.element_bytes * elements) for name, one in samples.items()],
     }
 
 
-def _line(name: str, one: Samples, ours: Samples, nbytes: float) -> dict[str, object]:
+def _result(name: str, one: Samples, ours: Samples, nbytes: float) -> dict[str, object]:
     ratios = [other / mine for other, mine in zip(one.wall_s, ours.wall_s, strict=True)]
     return {
         "name": name,
@@ -72,7 +72,7 @@ def _line(name: str, one: Samples, ours: Samples, nbytes: float) -> dict[str, ob
         "max_ms": round(max(one.wall_s) * 1e3, 2),
         "gb_per_s": round(nbytes / median(one.wall_s) / 1e9, 2),
         "cpu_s_per_gb": round(median(one.cpu_s) / (nbytes / 1e9), 4),
-        "ours_is_so_many_times_as_fast": round(median(ratios), 3),
+        "speedup_of_ours": round(median(ratios), 3),
     }
 
 
@@ -110,12 +110,12 @@ def main() -> int:
 
 def _table(row: dict[str, object]) -> str:
     lines = [f"\n{row['row']}, {row['element_bytes']} bytes of memory for each element"]
-    lines.append("| | step ms | min - max | GB/s | CPU s/GB | ours is so many times as fast |")
+    lines.append("| | step ms | min - max | GB/s | CPU s/GB | speedup of ours |")
     lines.append("|---|---|---|---|---|---|")
     tools = cast("list[dict[str, Any]]", row["tools"])
     for one in sorted(tools, key=lambda one: one["median_ms"]):
         spread = f"{one['min_ms']} - {one['max_ms']}"
-        ratio = "" if one["name"] == OURS else one["ours_is_so_many_times_as_fast"]
+        ratio = "" if one["name"] == OURS else one["speedup_of_ours"]
         cells = [one["name"], one["median_ms"], spread, one["gb_per_s"], one["cpu_s_per_gb"], ratio]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     left_out = cast("dict[str, str]", row["left_out"])

@@ -68,7 +68,7 @@ class Row:
 
     name: str
     element_bytes: float
-    line: list[Tool]
+    tools: list[Tool]
 
 
 def _ours(kind: str, sqrt_mode: str = "exact") -> Callable[[Tensors, int], Step]:

@@ -6,6 +6,7 @@ The main modules, from the bottom up:
 - ``measure``      one timed action: wall seconds, CPU seconds, bytes
 - ``cache``        drops a file from the page cache, and checks that it is gone
 - ``data``         random contents, stamps that make every write differ, verification
+- ``formats``      the formats of the tools' files
 - ``memory``       pinned, plain and fresh tensors, and their first touch
 - ``sync``         brings files and folders to the disk
 - ``fio``          one fio job: its command line and its own report

@@ -86,7 +86,7 @@ def _add_deepnvme(registry: Registry, chosen: aio_handle.Chosen) -> None:
     # The default: the first backend, with small transfers made by the calling thread.
     registry.add(deepnvme_engine.DeepnvmeEngine("auto"), only="calls")
     registry.add(deepnvme_engine.DeepnvmeDescriptor("auto"), only="calls")
-    registry.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, lock=True))
+    registry.add(aio_handle.AioHandle("deepnvme aio_handle", "deepnvme", deepnvme.deepspeed, chosen, pinned=True))
 
 
 def _add_fio(registry: Registry, bench: Bench) -> None:
@@ -126,9 +126,9 @@ def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
         return unswept
     _log("sweeping DeepSpeed's handle")
     chosen = _sweep_handle(registry, bench, op, unswept)
-    registry.add(aio_handle.AioHandle("DeepSpeed", "DeepSpeed", op, chosen, lock=True))
+    registry.add(aio_handle.AioHandle("DeepSpeed", "DeepSpeed", op, chosen, pinned=True))
     registry.add(
-        aio_handle.AioHandle("DeepSpeed, ordinary tensors", "DeepSpeed", op, chosen, lock=False), only="small"
+        aio_handle.AioHandle("DeepSpeed, ordinary tensors", "DeepSpeed", op, chosen, pinned=False), only="small"
     )
     return chosen
 
@@ -136,11 +136,11 @@ def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
 def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle.Chosen) -> aio_handle.Chosen:  # noqa: ANN401
     """Choose the handle's settings for large reads and writes, small tensors and single blocks."""
     settings = bench.settings
-    handle = aio_handle.AioHandle("sweep", "DeepSpeed", op, unswept, lock=True)
+    handle = aio_handle.AioHandle("sweep", "DeepSpeed", op, unswept, pinned=True)
     readable, written = bench.readable(".raw"), bench.scratch / "sweep.raw"
-    tensor = handle.locked(bench.source[: settings.sweep_bytes])
+    tensor = handle.pinned_copy(bench.source[: settings.sweep_bytes])
     if tensor is None:
-        raise RuntimeError("DeepSpeed's handle gave no locked memory")
+        raise RuntimeError("DeepSpeed's handle gave no pinned memory")
 
     def blocks(size: int, count: int) -> tuple[list[Any], list[int]]:
         count = min(count, settings.sweep_bytes // size)
@@ -164,7 +164,7 @@ def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle
         )
         registry.sweeps[f"DeepSpeed {name}"] = choices[name].to_json()
     written.unlink(missing_ok=True)
-    handle.free_locked(tensor)
+    handle.free_pinned(tensor)
     handle.close()
     return aio_handle.Chosen(**{name: choice.best for name, choice in choices.items()})
 

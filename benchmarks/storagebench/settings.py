@@ -18,7 +18,7 @@ PAGE_BYTES = 4096
 _COPIES_IN_MEMORY = (
     1  # the source
     + 1  # the tensor of the row
-    + 2  # in the locked memory of DeepSpeed's handle and of deepnvme's
+    + 2  # in the pinned memory of DeepSpeed's handle and of deepnvme's
     + 1  # the tensor that a tool makes
     + 1  # room to spare
     + 2  # fio's huge pages: see `buffer_bytes_max`

@@ -18,7 +18,7 @@ from storagebench.rounds import order
 from storagebench.tools.base import NotOffered
 from streambench import summary
 from streambench.summary import Row
-from streambench.tools import Setting, Tool, all_tools
+from streambench.tools import Tool, Workload, all_tools
 from streambench.workers import Answer, Child, Job
 
 # Batch and tokens of each prompt.
@@ -34,7 +34,7 @@ class Meeting:
     """All tools, each in a process of its own, and the disk that they share."""
 
     tools: list[Tool]
-    setting: Setting
+    workload: Workload
     rounds: int
     disk: DiskIdleProbe
     children: dict[str, Child] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Meeting:
 
     def _ask(self, one: Tool, job: Job, expected: list[int]) -> Answer:
         if one.name not in self.children:
-            self.children[one.name] = Child(one.name, self.setting)
+            self.children[one.name] = Child(one.name, self.workload)
         child = self.children[one.name]
         try:
             child.open()
@@ -128,11 +128,11 @@ def main() -> int:
     made = _make_model(scratch / "model", arguments.mb * 1_000_000)
     dtype: torch.dtype = getattr(torch, arguments.dtype)
     # A quarter of the model's size in memory.
-    setting = Setting(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
+    workload = Workload(scratch / "model", made // torch.bfloat16.itemsize * dtype.itemsize // 4, scratch, dtype)
     rows: list[Row] = []
     tools = [one for one in all_tools() if one.name not in arguments.without.split(";")]
     loads = [os.getloadavg()[0]]
-    with idle_disk(scratch) as disk, closing(Meeting(tools, setting, arguments.rounds, disk)) as meeting:
+    with idle_disk(scratch) as disk, closing(Meeting(tools, workload, arguments.rounds, disk)) as meeting:
         for key in arguments.rows.split(","):
             job = Job(*_ROWS[key], arguments.new_tokens, _SEED)
             rows.append(Row(key, job, {one.name: str(one.group) for one in tools}))
@@ -143,7 +143,7 @@ def main() -> int:
                 "threads_wait": {name: os.environ[name] for name in _WAITING if name in os.environ},
                 "dtype": arguments.dtype,
                 "model_bytes": made,
-                "memory_bytes": setting.memory,
+                "memory_bytes": workload.memory,
                 "rounds": arguments.rounds,
                 "took_no_part": [name for name in arguments.without.split(";") if name],
                 "load": loads,

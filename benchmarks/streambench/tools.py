@@ -27,8 +27,8 @@ _PREFETCH_ELEMENTS = 100_000_000
 
 
 @dataclass(frozen=True)
-class Setting:
-    """The setting of a tool."""
+class Workload:
+    """What a tool has to run."""
 
     model: Path
     """A folder as Hugging Face lays it out."""
@@ -62,9 +62,9 @@ class Tool:
     #: Its weights are those of the model to the last bit, so it must generate the same tokens.
     is_exact = True
 
-    def open(self, setting: Setting) -> Any:
+    def open(self, workload: Workload) -> Any:
         """Return a model of transformers."""
-        raise NotOffered("nobody generates here")
+        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return the chosen settings, for the record."""
@@ -82,9 +82,9 @@ class InMemory(Tool):
     group = "memory"
     ends_with_turn = True
 
-    def open(self, setting: Setting) -> Any:
+    def open(self, workload: Workload) -> Any:
         """See the base."""
-        model = _transformers().AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
+        model = _transformers().AutoModelForCausalLM.from_pretrained(workload.model, dtype=workload.dtype).eval()
         # The parameters of from_pretrained are mapped pages of the files, which are read when first touched.
         for parameter in model.parameters():
             parameter.data = parameter.data.clone()
@@ -97,17 +97,17 @@ class Deepnvme(Tool):
     name = "deepnvme"
     group: Group = "deepnvme"
 
-    def open(self, setting: Setting) -> Any:
+    def open(self, workload: Workload) -> Any:
         """See the base."""
         import deepnvme  # noqa: PLC0415
 
-        self._model = deepnvme.stream(setting.model, memory=setting.memory, dtype=setting.dtype)
+        self._model = deepnvme.stream(workload.model, memory=workload.memory, dtype=workload.dtype)
         return self._model
 
     def settings(self) -> dict[str, Any]:
         """See the base."""
-        units = self._model.streaming.layer_cache
-        return {"slots": [str(each) for each in units.classes] if units is not None else []}
+        layers = self._model.streaming.layer_cache
+        return {"slots": [str(each) for each in layers.classes] if layers is not None else []}
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:
         """See the base: of the layers that this memory cannot keep."""
@@ -137,22 +137,22 @@ class DeepnvmePacked(Deepnvme):
         self.is_exact = dtype == "lossless"
         self._dtype = dtype
 
-    def open(self, setting: Setting) -> Any:
+    def open(self, workload: Workload) -> Any:
         """See the base; packing is not measured here, as no tool's preparations are."""
-        packed = setting.scratch / f"packed-{self._dtype}"
+        packed = workload.scratch / f"packed-{self._dtype}"
         if not packed.exists():
             command = [
                 sys.executable,
                 "-m",
                 "deepnvme",
                 "pack",
-                str(setting.model),
+                str(workload.model),
                 str(packed),
                 "--dtype",
                 self._dtype,
             ]
             subprocess.run(command, check=True, stdout=sys.stderr)
-        return super().open(replace(setting, model=packed))
+        return super().open(replace(workload, model=packed))
 
 
 class Accelerate(Tool):
@@ -173,14 +173,14 @@ class Accelerate(Tool):
         self.group = "accelerate" if starts_cold else "comparison"
         self._keeps_layers = keeps_layers
 
-    def open(self, setting: Setting) -> Any:
+    def open(self, workload: Workload) -> Any:
         """See the base."""
         model = _transformers().AutoModelForCausalLM
-        options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": setting.memory}}
+        options: dict[str, Any] = {"device_map": "auto", "max_memory": {"cpu": workload.memory}}
         if self._keeps_layers:
-            options = {"device_map": _layers_kept(setting)}
+            options = {"device_map": _layers_kept(workload)}
         opened = model.from_pretrained(
-            setting.model, dtype=setting.dtype, offload_folder=setting.offload, **options
+            workload.model, dtype=workload.dtype, offload_folder=workload.offload, **options
         )
         self._map = {name: str(place) for name, place in opened.hf_device_map.items()}
         if "disk" not in self._map.values():
@@ -192,16 +192,16 @@ class Accelerate(Tool):
         return {"kept": [name for name, place in self._map.items() if place != "disk"]}
 
 
-def _layers_kept(setting: Setting) -> dict[str, str]:
+def _layers_kept(workload: Workload) -> dict[str, str]:
     """Keep as many layers of a Llama as fit next to the largest module, which is loaded and unloaded."""
     transformers = _transformers()
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(
-            transformers.AutoConfig.from_pretrained(setting.model), dtype=setting.dtype
+            transformers.AutoConfig.from_pretrained(workload.model), dtype=workload.dtype
         )
     layers = empty.model.layers
     layer = sum(one.nbytes for one in layers[0].parameters())
-    fit = max(0, (setting.memory - max(layer, empty.lm_head.weight.nbytes)) // layer)
+    fit = max(0, (workload.memory - max(layer, empty.lm_head.weight.nbytes)) // layer)
     places = {f"model.layers.{index}": "cpu" if index < fit else "disk" for index in range(len(layers))}
     ends = {"model.embed_tokens": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "disk"}
     return {**places, **ends}
@@ -221,18 +221,18 @@ class ZeroInference(Tool):
         self.name = f"ZeRO-Inference, {buffers} buffers"
         self._buffers = buffers
 
-    def open(self, setting: Setting) -> Any:
+    def open(self, workload: Workload) -> Any:
         """See the base."""
         prepare_deepspeed()
         import deepspeed  # noqa: PLC0415
         from transformers.integrations import HfDeepSpeedConfig  # noqa: PLC0415
 
         transformers = _transformers()
-        config = transformers.AutoConfig.from_pretrained(setting.model)
+        config = transformers.AutoConfig.from_pretrained(workload.model)
         hidden = config.hidden_size
         offload = {
             "device": "nvme",
-            "nvme_path": str(setting.scratch / f"zero-{self._buffers}"),
+            "nvme_path": str(workload.scratch / f"zero-{self._buffers}"),
             "pin_memory": False,
             "buffer_count": self._buffers,
             "buffer_size": max(config.vocab_size, config.intermediate_size) * hidden,
@@ -245,16 +245,16 @@ class ZeroInference(Tool):
             "offload_param": offload,
         }
         self._config: dict[str, Any] = {
-            "bf16": {"enabled": setting.dtype is torch.bfloat16},
+            "bf16": {"enabled": workload.dtype is torch.bfloat16},
             "zero_optimization": zero,
             "aio": _AIO,
             "train_batch_size": 1,
             "steps_per_print": 1 << 30,
         }
-        # It says to from_pretrained that parameters go to disk one by one; it must live as long as the model.
-        self._said = HfDeepSpeedConfig(self._config)
+        # Tells from_pretrained to put parameters on disk one by one; it must outlive the model.
+        self._hf_config = HfDeepSpeedConfig(self._config)
         with torch.no_grad():
-            model = transformers.AutoModelForCausalLM.from_pretrained(setting.model, dtype=setting.dtype).eval()
+            model = transformers.AutoModelForCausalLM.from_pretrained(workload.model, dtype=workload.dtype).eval()
             return deepspeed.initialize(model=model, config_params=self._config)[0].module.eval()
 
     def settings(self) -> dict[str, Any]:
@@ -304,8 +304,3 @@ def all_tools() -> Iterator[Tool]:
     # As few buffers as it runs with, and as many as its own example has.
     yield ZeroInference(2)
     yield ZeroInference(5)
-
-
-if __name__ == "__main__":
-    prepare_deepspeed()
-    print("DeepSpeed's ops for one process are built", file=sys.stderr)

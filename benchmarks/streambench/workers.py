@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from storagebench.tools.base import NotOffered
-from streambench.tools import Setting, Tool, all_tools
+from streambench.tools import Tool, Workload, all_tools
 from streambench.turn import Turn, resident_bytes, take
 
 
@@ -55,14 +55,19 @@ class Child:
 
     Args:
         name: of the tool.
-        setting: of the tool.
+        workload: what the tool has to run.
     """
 
-    def __init__(self, name: str, setting: Setting) -> None:
+    def __init__(self, name: str, workload: Workload) -> None:
         self._is_open = False
         command = [sys.executable, "-m", "streambench.workers", name]
-        command += [str(setting.model), str(setting.memory), str(setting.scratch), str(setting.dtype).split(".")[1]]
-        log = setting.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
+        command += [
+            str(workload.model),
+            str(workload.memory),
+            str(workload.scratch),
+            str(workload.dtype).split(".")[1],
+        ]
+        log = workload.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
@@ -112,9 +117,9 @@ class Child:
 class _Serving:
     """The tool with its model, opened by the first request."""
 
-    def __init__(self, name: str, setting: Setting) -> None:
+    def __init__(self, name: str, workload: Workload) -> None:
         (self._one,) = (one for one in all_tools() if one.name == name)
-        self._setting = setting
+        self._workload = workload
         self._model: Any = None
         self._start_bytes = 0
 
@@ -125,11 +130,11 @@ class _Serving:
             # Libraries do not count as memory of the model.
             __import__("transformers.models.llama.modeling_llama")
             self._start_bytes = resident_bytes()
-            self._model = one.open(self._setting)
+            self._model = one.open(self._workload)
         generator = torch.Generator().manual_seed(job.seed)
         shape = (job.batch, job.prompt_tokens)
         ids = torch.randint(0, self._model.config.vocab_size, shape, generator=generator)
-        files = _files(self._setting) if one.starts_cold else []
+        files = _files(self._workload) if one.starts_cold else []
         turn, generated = take(self._model, ids, job.new_tokens, files, self._start_bytes)
         limit = one.roofline(ids) if job != _OPEN else {}
         if limit and turn.step_bytes < _COLD_SHARE * limit["bytes"]:
@@ -140,9 +145,9 @@ class _Serving:
         return {"turn": asdict(turn), "generated": generated, "roofline": limit, "settings": settings}
 
 
-def _files(setting: Setting) -> list[Path]:
+def _files(workload: Workload) -> list[Path]:
     """Return the files that are read through the page cache."""
-    return sorted([*setting.model.glob("*.safetensors"), *setting.offload.glob("*.safetensors")])
+    return sorted([*workload.model.glob("*.safetensors"), *workload.offload.glob("*.safetensors")])
 
 
 def main() -> None:
@@ -151,7 +156,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     name, model, memory, scratch, dtype = sys.argv[1:]
-    serving = _Serving(name, Setting(Path(model), int(memory), Path(scratch), getattr(torch, dtype)))
+    serving = _Serving(name, Workload(Path(model), int(memory), Path(scratch), getattr(torch, dtype)))
     for line in sys.stdin:
         try:
             answer = serving.answer(Job(**json.loads(line)))

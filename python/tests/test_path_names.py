@@ -1,4 +1,4 @@
-"""Names that no file can have are refused by all calls in one way."""
+"""Every call that takes a path refuses names that no file can have, with the same error."""
 
 from __future__ import annotations
 

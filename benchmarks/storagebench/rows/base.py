@@ -6,17 +6,16 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-import torch
-
-from storagebench import data
+from storagebench import data, formats
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch
+
     from storagebench.measure import Sample
     from storagebench.settings import Settings
-    from storagebench.tools.base import Ending, Tool
+    from storagebench.tools.base import Suffix, Tool
 
 Unit = Literal["GB/s", "us", "reads/s"]
 
@@ -28,18 +27,18 @@ class Bench:
     settings: Settings
     scratch: Path
     source: torch.Tensor = field(init=False)
-    _files: dict[Ending, Path] = field(default_factory=dict)
+    _files: dict[Suffix, Path] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.source = data.random_tensor(self.settings.large_bytes)
 
-    def readable(self, ending: Ending) -> Path:
+    def readable(self, suffix: Suffix) -> Path:
         """Return the file that holds `source` in this format, writing it when it is first asked for."""
-        if ending not in self._files:
-            path = self.scratch / f"read{ending}"
-            save(self.source, path, ending)
-            self._files[ending] = path
-        return self._files[ending]
+        if suffix not in self._files:
+            path = self.scratch / f"read{suffix}"
+            formats.save(self.source, path, suffix)
+            self._files[suffix] = path
+        return self._files[suffix]
 
     def close(self) -> None:
         """Delete the files."""
@@ -48,7 +47,7 @@ class Bench:
         self._files.clear()
 
 
-class LockedCopies:
+class PinnedCopies:
     """Copies of a row's tensor, in the pinned memory of the tools that have such."""
 
     def __init__(self) -> None:
@@ -57,7 +56,7 @@ class LockedCopies:
     def of(self, tool: Tool, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the tool's copy of `tensor`, or None if it has no such memory."""
         if tool.name not in self._copies:
-            copy = tool.locked(tensor)
+            copy = tool.pinned_copy(tensor)
             if copy is None:
                 return None
             self._copies[tool.name] = (tool, copy)
@@ -66,7 +65,7 @@ class LockedCopies:
     def free(self) -> None:
         """Free all copies."""
         for tool, copy in self._copies.values():
-            tool.free_locked(copy)
+            tool.free_pinned(copy)
         self._copies.clear()
 
 
@@ -109,24 +108,3 @@ class Row(ABC):
     def metric(self, sample: Sample) -> float:
         """Return the main metric in ``unit``."""
         return sample.gb_per_s
-
-
-def save(tensor: torch.Tensor, path: Path, ending: Ending) -> None:
-    """Write a tensor in one of the three formats."""
-    with path.open("wb") as file:
-        if ending == ".npy":
-            np.save(file, tensor.numpy())
-        elif ending == ".pt":
-            torch.save(tensor, file)
-        else:
-            file.write(tensor.numpy().data)
-
-
-def check_saved(name: str, path: Path, ending: Ending, wanted: torch.Tensor, *, every_byte: bool) -> None:
-    """Compare a file of one of the three formats with the tensor that was written."""
-    if ending == ".npy":
-        data.check_memory(name, torch.from_numpy(np.load(path)), wanted, every_byte=every_byte)
-    elif ending == ".pt":
-        data.check_memory(name, torch.load(path, mmap=True), wanted, every_byte=every_byte)
-    else:
-        data.check_file(name, path, wanted, every_byte=every_byte)

@@ -11,7 +11,7 @@ import torch
 
 from storagebench import cache, data, memory
 from storagebench.measure import Sample, timed
-from storagebench.rows.base import LockedCopies, Row, Unit
+from storagebench.rows.base import PinnedCopies, Row, Unit
 from storagebench.settings import PAGE_BYTES
 from storagebench.tools.fio_job import FioJob
 
@@ -56,8 +56,8 @@ class SmallCall(_Blocks):
         if isinstance(tool, FioJob):
             cache.make_cold(path)
             return timed(tool.random_blocks(path, self.bench.settings.large_bytes, count), 0)[0]
-        locked = tool.locked(self._target)
-        target = self._target if locked is None else locked
+        copy = tool.pinned_copy(self._target)
+        target = self._target if copy is None else copy
         call = tool.call(target, path)
         try:
             cache.make_cold(path)
@@ -68,8 +68,8 @@ class SmallCall(_Blocks):
                 self._check(tool.name, target, offset)
         finally:
             call.close()
-            if locked is not None:
-                tool.free_locked(locked)
+            if copy is not None:
+                tool.free_pinned(copy)
         return sample
 
     def cost(self, sample: Sample) -> float:
@@ -113,11 +113,11 @@ class InFlight(_Blocks):
             memory.pinned(self.bench.settings.in_flight_count * PAGE_BYTES),
             self.bench.source[: self.bench.settings.in_flight_count * PAGE_BYTES],
         )
-        self._locked = LockedCopies()
+        self._pinned_copies = PinnedCopies()
 
     def close(self) -> None:
         """See the base."""
-        self._locked.free()
+        self._pinned_copies.free()
         del self._memory
 
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
@@ -139,5 +139,5 @@ class InFlight(_Blocks):
         return sample.bytes_moved / PAGE_BYTES / sample.wall_s
 
     def _memory_of(self, tool: Tool) -> torch.Tensor:
-        locked = self._locked.of(tool, self._memory)
-        return self._memory if locked is None else locked
+        copy = self._pinned_copies.of(tool, self._memory)
+        return self._memory if copy is None else copy

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench import cache, data, memory
+from storagebench import cache, data, formats, memory
 from storagebench.measure import timed
-from storagebench.rows.base import Bench, LockedCopies, Row, check_saved, save
+from storagebench.rows.base import Bench, PinnedCopies, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Large(Row):
-    """Shared: the row's own tensor, and the copies in tools' own locked memory."""
+    """Shared: the row's own tensor, and the copies in tools' own pinned memory."""
 
     group = "large"
     is_pinned = False
@@ -26,7 +26,7 @@ class _Large(Row):
     def __init__(self, bench: Bench) -> None:
         super().__init__(bench)
         self._tensor: torch.Tensor | None = None
-        self._locked = LockedCopies()
+        self._pinned_copies = PinnedCopies()
 
     def prepare(self) -> None:
         """See the base."""
@@ -35,15 +35,15 @@ class _Large(Row):
 
     def close(self) -> None:
         """See the base."""
-        self._locked.free()
+        self._pinned_copies.free()
         self._tensor = None
 
     def memory_of(self, tool: Tool) -> torch.Tensor:
         """Return the tensor that this tool uses in this row."""
         if self._tensor is None:
             raise RuntimeError("prepare() comes first")
-        locked = self._locked.of(tool, self._tensor) if self.is_pinned else None
-        return self._tensor if locked is None else locked
+        copy = self._pinned_copies.of(tool, self._tensor) if self.is_pinned else None
+        return self._tensor if copy is None else copy
 
 
 class _LargeWrite(_Large):
@@ -56,7 +56,7 @@ class _LargeWrite(_Large):
         """See the base."""
         super().prepare()
         if self.over_existing:
-            save(self.bench.source, self._path(), ".raw")
+            formats.save(self.bench.source, self._path(), ".raw")
 
     def close(self) -> None:
         """See the base."""
@@ -78,7 +78,7 @@ class _LargeWrite(_Large):
         cache.wait_for_writeback()
         sample, _ = timed(action, source.numel())
         if tool.group != "fio":
-            check_saved(tool.name, path, tool.ending, source, every_byte=every_byte)
+            formats.check(tool.name, path, tool.suffix, source, every_byte=every_byte)
         if not self.over_existing:
             path.unlink()
         return sample
@@ -87,7 +87,7 @@ class _LargeWrite(_Large):
 class _LargeRead(_Large):
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base; the file is cold before the clock starts."""
-        target, path = self.memory_of(tool), self.bench.readable(tool.ending)
+        target, path = self.memory_of(tool), self.bench.readable(tool.suffix)
         data.stamp(target)
         action = tool.read(target, path)
         cache.make_cold(path)
@@ -151,7 +151,7 @@ class ReadFresh(Row):
 
     def once(self, tool: Tool, *, every_byte: bool) -> Sample:
         """See the base."""
-        size, path = self.bench.settings.large_bytes, self.bench.readable(tool.ending)
+        size, path = self.bench.settings.large_bytes, self.bench.readable(tool.suffix)
         action = tool.load(size, path)
         cache.make_cold(path)
         sample, loaded = timed(action, size)

@@ -12,7 +12,7 @@ import torch
 
 from storagebench import cache, data, memory
 from storagebench.measure import timed
-from storagebench.rows.base import Bench, LockedCopies, Row
+from storagebench.rows.base import Bench, PinnedCopies, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ class _Small(Row):
         self._bytes = int(ends[-1])
         self._contents = torch.empty(0, dtype=torch.uint8)
         self._tensors: list[torch.Tensor] = []
-        self._locked = LockedCopies()
+        self._pinned_copies = PinnedCopies()
 
     @property
     def path(self) -> Path:
@@ -53,15 +53,15 @@ class _Small(Row):
 
     def close(self) -> None:
         """See the base."""
-        self._locked.free()
+        self._pinned_copies.free()
         self._tensors.clear()
         self._contents = torch.empty(0, dtype=torch.uint8)
         for path in self.bench.scratch.glob(f"{self.key}.*"):
             path.unlink()
 
     def tensors_of(self, tool: Tool) -> list[torch.Tensor]:
-        """Return the tensors: ordinary ones, or slices of the tool's own locked memory."""
-        arena = self._locked.of(tool, self._contents)
+        """Return the tensors: ordinary ones, or slices of the tool's own pinned memory."""
+        arena = self._pinned_copies.of(tool, self._contents)
         return self._tensors if arena is None else self._parts(arena)
 
     def _parts(self, whole: torch.Tensor) -> list[torch.Tensor]:
@@ -92,7 +92,7 @@ class SmallRead(_Small):
         targets = self.tensors_of(tool)
         for target in targets:
             target[:8] = 0
-        path = self.path.with_suffix(".pt" if tool.ending == ".pt" else ".raw")
+        path = self.path.with_suffix(".pt" if tool.suffix == ".pt" else ".raw")
         action = tool.read_many(targets, self._offsets, path)
         cache.make_cold(path)
         sample, value = timed(action, self._bytes)
@@ -119,7 +119,7 @@ class SmallWrite(_Small):
         action = tool.write_many(sources, self._offsets, self.path)
         cache.wait_for_writeback()
         sample, _ = timed(action, self._bytes)
-        if tool.ending == ".pt":
+        if tool.suffix == ".pt":
             self.check(tool.name, torch.load(self.path))
         elif tool.group != "fio":
             data.check_file(tool.name, self.path, self._contents, every_byte=True)

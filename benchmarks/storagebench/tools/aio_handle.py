@@ -66,14 +66,14 @@ class AioHandle(Tool):
         group: ``DeepSpeed`` or ``deepnvme``.
         module: the module that has `aio_handle`.
         chosen: settings for each kind of work.
-        lock: use the handle's own locked memory wherever the row offers pinned memory.
+        pinned: use the handle's own pinned memory wherever the row has such.
     """
 
-    def __init__(self, name: str, group: Group, module: Any, chosen: Chosen, *, lock: bool) -> None:  # noqa: ANN401
+    def __init__(self, name: str, group: Group, module: Any, chosen: Chosen, *, pinned: bool) -> None:  # noqa: ANN401
         super().__init__(name, group)
         self._module = module
         self._chosen = chosen
-        self._lock = lock
+        self._pinned = pinned
         self._handles: dict[HandleSetting, Any] = {}
 
     def settings(self) -> str:
@@ -93,15 +93,15 @@ class AioHandle(Tool):
             )
         return self._handles[setting]
 
-    def locked(self, source: torch.Tensor) -> torch.Tensor | None:
+    def pinned_copy(self, source: torch.Tensor) -> torch.Tensor | None:
         """See the base."""
-        if not self._lock:
+        if not self._pinned:
             return None
         tensor: torch.Tensor = self.handle(self._chosen.read).new_cpu_locked_tensor(source.numel(), source)
         tensor.copy_(source)
         return tensor
 
-    def free_locked(self, tensor: torch.Tensor) -> None:
+    def free_pinned(self, tensor: torch.Tensor) -> None:
         """See the base."""
         self.handle(self._chosen.read).free_cpu_locked_tensor(tensor)
 

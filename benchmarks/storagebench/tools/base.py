@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storagebench.measure import Action
 
 Group = Literal["deepnvme", "fio", "DeepSpeed", "comparison"]
-Ending = Literal[".raw", ".npy", ".pt"]
+Suffix = Literal[".raw", ".npy", ".pt"]
 
 
 class NotOffered(Exception):
@@ -35,7 +35,7 @@ class Tool:
     """
 
     # Suffix of the file with the same contents in this tool's own format.
-    ending: Ending = ".raw"
+    suffix: Suffix = ".raw"
 
     def __init__(self, name: str, group: Group) -> None:
         self.name = name
@@ -45,12 +45,12 @@ class Tool:
         """Return the settings in use, for the record."""
         return ""
 
-    def locked(self, source: torch.Tensor) -> torch.Tensor | None:
+    def pinned_copy(self, source: torch.Tensor) -> torch.Tensor | None:
         """Return a copy of `source` in the tool's own pinned memory, or None to use the row's."""
         return None
 
-    def free_locked(self, tensor: torch.Tensor) -> None:
-        """Free memory from `locked`."""
+    def free_pinned(self, tensor: torch.Tensor) -> None:
+        """Free memory from `pinned_copy`."""
 
     def write(self, source: torch.Tensor, path: Path) -> Action:
         """Write all of `source` to `path`, which need not exist, and sync it."""

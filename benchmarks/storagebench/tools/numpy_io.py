@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from storagebench.tools.base import Ending, NotOffered, Tool, synced_write
+from storagebench.tools.base import NotOffered, Suffix, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class NumpyIo(Tool):
     """`numpy.save` and `numpy.load`."""
 
-    ending: Ending = ".npy"
+    suffix: Suffix = ".npy"
 
     def __init__(self) -> None:
         super().__init__("numpy", "comparison")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench.tools.base import Ending, NotOffered, Tool, synced_write
+from storagebench.tools.base import NotOffered, Suffix, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class TorchIo(Tool):
     """`torch.save` and `torch.load` with their defaults."""
 
-    ending: Ending = ".pt"
+    suffix: Suffix = ".pt"
 
     def __init__(self) -> None:
         super().__init__("torch", "comparison")

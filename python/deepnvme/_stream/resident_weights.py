@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
-    """Assign an offset to each weight, at its required position within a cache line. Pure.
+    """Assign an offset to each weight, at its required position within a cache line.
 
     Returns:
         The offset of each, and the bytes of all.
@@ -37,14 +37,7 @@ def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -
 
 
 def load_resident(weights: Sequence[Weight], files: WeightFiles, device: torch.device, changed: ChangedBuffers) -> None:
-    """Read weights once and bind them to their modules.
-
-    Args:
-        weights: the weights.
-        files: their files.
-        device: their device.
-        changed: learns what the modules had before.
-    """
+    """Read weights once and bind them to their modules; `changed` learns what these had before."""
     if not weights:
         return
     places, nbytes = place_resident(weights, files.origin_of)
@@ -59,8 +52,14 @@ def load_resident(weights: Sequence[Weight], files: WeightFiles, device: torch.d
             reads.append((byte_range.source, byte_range.offset, byte_range.nbytes, start))
             start += byte_range.nbytes
     # All of them are one group that is loaded once.
-    classes = [(1, 0, memory.nbytes, False)]
-    streamer = _Streamer(list(files.sources), [(0, reads)], classes, memory, files.engine, [converted])
+    streamer = _Streamer(
+        files=list(files.sources),
+        groups=[(0, reads)],
+        classes=[(1, 0, memory.nbytes, False)],  # slots, prefetch limit, bytes of a slot, whether slots share memory
+        arena=memory,
+        engine=files.engine,
+        conversions=[converted],
+    )
     streamer.acquire(0)
     streamer.close()
     known: dict[int, torch.Tensor] = {}

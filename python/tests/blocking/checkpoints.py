@@ -1,4 +1,4 @@
-"""Saves, loads and checkpointers against all that can come while they wait."""
+"""Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `zygote.SETUP`."""
 
 STATE = "state = {'a': torch.arange(24 << 20, dtype=torch.float32)}\n"
 SMALL = "state = {'a': torch.arange(1 << 20, dtype=torch.float32)}\n"
@@ -144,7 +144,7 @@ assert checkpointer.latest().step == 1
         "raises; there is no such checkpoint",
         STATE
         + """
-# As much memory as is enough for a part: the rest waits for the disk.
+# Enough memory for part of the state: the rest waits for the disk.
 checkpointer = deepnvme.Checkpointer("run", async_=True, durability="none", memory=32 << 20)
 soon(interrupt, busy())
 raises(KeyboardInterrupt, lambda: checkpointer.save(1, state))

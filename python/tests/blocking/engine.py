@@ -1,4 +1,4 @@
-"""Calls of engines, files and handles against all that can come while they wait."""
+"""Calls of engines, files and handles during close, Ctrl-C, fork and exit."""
 
 SETUP = """
 SIZE = 1 << 30

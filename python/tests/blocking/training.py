@@ -1,4 +1,4 @@
-"""Swappers, streamed models, optimizers and offloaded parameters against all that can come while they wait."""
+"""Swappers, streamed models, optimizers and offloaded parameters during close, Ctrl-C, fork and exit."""
 
 SWAPPER = """
 swapper = deepnvme.Swapper(".", memory=8 << 20)

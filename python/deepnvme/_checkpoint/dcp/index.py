@@ -118,14 +118,14 @@ def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocatio
         locations[MetadataIndex(name, offsets)] = _location_of(location)
     # Elements outside of all chunks would silently keep their old values.
     covered = sum(math.prod(chunk.sizes) for chunk in chunks)
-    if not chunks or covered != math.prod(size) or _overlap(chunks):
+    if not chunks or covered != math.prod(size) or _overlap(name, chunks):
         raise _damaged(f"the chunks of {name} overlap, or do not cover it")
     properties = TensorProperties(dtype=dtype, requires_grad=requires_grad)
     return TensorStorageMetadata(properties, torch.Size(size), chunks)
 
 
-def _overlap(chunks: list[ChunkStorageMetadata]) -> bool:
-    """Whether two chunks share an element."""
+def _overlap(name: str, chunks: list[ChunkStorageMetadata]) -> bool:
+    """Whether two chunks of this tensor share an element."""
     waiting = [[chunk for chunk in chunks if math.prod(chunk.sizes)]]
     pairs_left = _PAIRS_MAX
     while waiting:
@@ -139,7 +139,8 @@ def _overlap(chunks: list[ChunkStorageMetadata]) -> bool:
             if any(_share_elements(other, chunk) for other in group[:number]):
                 return True
             if pairs_left < 0 and number > _PAIRED_MAX:
-                raise _damaged("its chunks interleave, so that they cannot be compared in time")
+                msg = f"the chunks of {name} interleave too much to be checked for overlaps"
+                raise ValueError(msg)
     return False
 
 

@@ -1,8 +1,8 @@
 """The serialised state of one rank: whether all ranks have the same, and which values the leader provides.
 
 Each rank writes a byte range of the file out of its own memory, so names and sizes must agree. They are compared. The
-leader provides values that commonly differ: non-tensor values, which are in its pickle, and small tensors such as
-random-number states and batch statistics.
+leader provides non-tensor values, which are in its pickle, and small tensors. Both commonly differ between ranks, as
+random-number states and batch statistics do, and a small tensor has a single checksum (see `_SMALL_BYTES`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.process_group import RankGroup
     from deepnvme._deepnvme import _SavePlan
 
-# A smaller tensor has one checksum. Two ranks could not compute it from two halves that may not belong together. The
-# writer of files has the same limit.
+# A tensor below this size has a single checksum, which two ranks with a half each could not compute. `LARGE_BYTES` in
+# deepnvme-format is the same limit.
 _SMALL_BYTES = 256 << 10
 
 # A tensor's name, and everything about it except its elements.
@@ -56,7 +56,7 @@ class SerialisedState:
         return sum(storage.nbytes() for storage in self.storages)
 
     def take_from_leader(self, group: RankGroup) -> None:
-        """Replace this rank's pickle and small tensors by the leader's."""
+        """Replace this rank's pickle and small tensors by the leader's. The leader is rank 0."""
         own = [self._small_bytes(index) for index in range(max(len(self.storages), len(self.tensors)))]
         self.pickle, leaders_small = group.broadcast((self.pickle, own))
         if group.is_leader:

@@ -1,4 +1,4 @@
-"""In place of SGLang's CPU kernels, which no registry has as a wheel: there to be imported, not to be called.
+"""Stand-in for SGLang's CPU kernels, which no registry offers as a wheel: it can be imported, but not called.
 
 SGLang imports names of them on its way to a CPU engine, and computes with torch where the CPU has no AMX. A
 kernel that is called after all says so.

@@ -10,11 +10,11 @@ State = dict[str, torch.Tensor]
 
 
 def _random(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    count = dtype.itemsize
+    nbytes = dtype.itemsize
     for size in shape:
-        count *= size
-    words = torch.randint(-(2**62), 2**62, (count // 8 + 1,), generator=generator)
-    return words.view(torch.uint8)[:count].clone().view(dtype).view(shape)
+        nbytes *= size
+    words = torch.randint(-(2**62), 2**62, (nbytes // 8 + 1,), generator=generator)
+    return words.view(torch.uint8)[:nbytes].clone().view(dtype).view(shape)
 
 
 def bf16_300() -> State:
@@ -68,7 +68,7 @@ def one_2g() -> State:
     return {"weight": _random((1 << 15, 1 << 15), torch.bfloat16, torch.Generator().manual_seed(4))}
 
 
-MODELS: dict[str, Callable[[], State]] = {
+STATES: dict[str, Callable[[], State]] = {
     "bf16-300": bf16_300,
     "adamw": adamw,
     "small-10k": small_10k,
