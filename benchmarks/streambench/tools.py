@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,7 +49,7 @@ class Workload:
 Group: TypeAlias = Literal["memory", "deepnvme", "packed", "accelerate", "DeepSpeed", "comparison"]
 
 
-class Tool:
+class Tool(ABC):
     """One way to have a model that generates."""
 
     name = ""
@@ -62,9 +63,9 @@ class Tool:
     #: Its weights are those of the model to the last bit, so it must generate the same tokens.
     is_exact = True
 
+    @abstractmethod
     def open(self, workload: Workload) -> Any:
         """Return a model of transformers."""
-        raise NotImplementedError
 
     def settings(self) -> dict[str, Any]:
         """Return the chosen settings, for the record."""

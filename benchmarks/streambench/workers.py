@@ -55,7 +55,7 @@ class Child:
 
     Args:
         name: of the tool.
-        workload: what the tool has to run.
+        workload: the model, and the memory and folders for it.
     """
 
     def __init__(self, name: str, workload: Workload) -> None:

@@ -63,7 +63,7 @@ def count_files(folder: Path) -> int:
 
 
 def with_descriptors(left: int, save: Callable[[], object]) -> str | None:
-    """Save with so many descriptors left. Returns the error's text, or None on success."""
+    """Save while `left` descriptors are free. Returns the error's text, or None on success."""
     taken = {int(path.name) for path in Path("/proc/self/fd").iterdir()}
     highest = max(taken)
     free = [number for number in range(highest) if number not in taken]

@@ -124,9 +124,10 @@ class Checkpointer:
         writers_per_node: int | None = None,
     ) -> None:
         memory_nbytes: int | None = None
+        options = SaveOptions()
 
         def check() -> None:
-            nonlocal keep, memory_nbytes, writers_per_node
+            nonlocal keep, memory_nbytes, options, writers_per_node
             if format not in ("pt", "safetensors"):
                 msg = f"format is {format!r}; it must be 'pt' or 'safetensors'"
                 raise InvalidArgumentError(msg)
@@ -138,7 +139,7 @@ class Checkpointer:
             if writers_per_node is not None:
                 writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
             self._schedule = SaveSchedule(every)
-            self._starting_options = SaveOptions(engine, durability, checksums)
+            options = SaveOptions(engine, durability, checksums)
             progress_callback(progress, "saving", folder)
             # The process may change its working directory before the next save.
             self.folder = absolute_path_of(folder)
@@ -151,7 +152,6 @@ class Checkpointer:
         # First of all: an argument that one rank refuses is an error of all.
         self._group = RankGroup(process_group)
         self._group.run_on_all(check)
-        options = self._starting_options
         # A group of its own: the training thread uses it while a background save uses the other.
         self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}

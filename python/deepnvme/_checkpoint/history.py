@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_entry, new_checkpoint
-from deepnvme._checkpoint.distributed.place import place_of
+from deepnvme._checkpoint.distributed.place import Place, place_of
 from deepnvme._deepnvme import _History
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import warn_caller
@@ -83,16 +83,17 @@ class History:
         self._committed_numbers: dict[int, int] = {}
         _instances.add(self)
         self.entries: list[Checkpoint] = []
-        text = group.run_on_all(self._read)[0]
-        places = group.all_gather(place_of(folder))
+        found = group.run_on_all(self._read)
+        text, places = found[0][0], [place for _, place in found]
         # Whether no lower rank has this folder: the others leave its files to that rank.
         self._is_first_here = places.index(places[group.rank]) == group.rank
         self._adopt_manifest(text)
 
-    def _read(self) -> str:
+    def _read(self) -> tuple[str, Place]:
         # Every process makes its folder: parts go there, even if it is not the leader's.
         self._native.make()
-        return self._read_manifest() if self._group.is_leader else ""
+        text = self._read_manifest() if self._group.is_leader else ""
+        return text, place_of(self.folder)
 
     def _read_manifest(self) -> str:
         text = self._native.read()

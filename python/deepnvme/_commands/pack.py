@@ -57,7 +57,9 @@ def pack(
         >>> packed["packed"]["bytes"] < size / 3
         True
     """
-    form = str(dtype).removeprefix("torch.") if type(dtype).__name__ == "dtype" else dtype
+    # Without an import of torch, which packing does not need.
+    is_of_torch = type(dtype).__module__ == "torch"
+    form = str(dtype).removeprefix("torch.") if is_of_torch else dtype
     check_choice(form, "dtype", _FORMS)
     check_flag(dry_run, "dry_run")
     if isinstance(disks, (str, bytes, os.PathLike)):

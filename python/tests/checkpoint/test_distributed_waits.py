@@ -127,6 +127,21 @@ def test_a_wrong_argument_of_the_constructor_on_one_rank(tmp_path: Path) -> None
     check(run(code, 2, tmp_path / "c"), "InvalidArgumentError", "keep", "PeerError", "rank 1 .* failed.*keep")
 
 
+@pytest.mark.parametrize("call", ["Checkpointer(folder, layout='parts')", "checkpointer.fetch_parts()"])
+def test_a_folder_that_one_rank_cannot_see(tmp_path: Path, call: str) -> None:
+    code = f"""{BOOT}
+checkpointer = Checkpointer(folder, layout="parts")
+checkpointer.save(1, state(1))
+from deepnvme._checkpoint import history
+from deepnvme._checkpoint.distributed import parts
+def refuse(_): raise PermissionError("this folder is hidden")
+if rank == 1:
+    history.place_of = parts.place_of = refuse
+answer = timed(lambda: {call})
+{END}"""
+    check(run(code, 2, tmp_path / "c"), "PermissionError", "hidden", "PeerError", "rank 1 .* failed.*hidden")
+
+
 CALLS = {
     "a sharded restore": "checkpointer.restore(into=into)",
     "a sharded save": "checkpointer.save(3, new)",

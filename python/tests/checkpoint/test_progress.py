@@ -1,4 +1,4 @@
-"""Progress functions: what they are told, and what is left if they raise."""
+"""Progress functions get the bytes done and the total. If one raises, its save or load stops and leaves no file."""
 
 from __future__ import annotations
 

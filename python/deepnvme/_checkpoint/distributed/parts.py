@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
 from deepnvme._checkpoint.checkpoint import missing_part
-from deepnvme._checkpoint.distributed.place import place_of
+from deepnvme._checkpoint.distributed.place import Place, place_of
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
@@ -40,8 +40,12 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
     paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
     expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
-    place = place_of(found.path.parent)
-    gathered = group.all_gather((place, [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]))
+
+    def look() -> tuple[Place, list[int | None]]:
+        return place_of(found.path.parent), [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]
+
+    gathered = group.run_on_all(look)
+    place, _ = gathered[group.rank]
     fetched_nbytes = 0
     for number, path in enumerate(paths):
         sizes = [sizes[number] for _, sizes in gathered]
