@@ -37,6 +37,9 @@ class RunningSave(Protocol):
     def stop(self) -> None:
         """Make the save end soon, with an exception."""
 
+    def discard(self) -> None:
+        """Delete the files of a save that is over, unless a manifest lists them."""
+
 
 class BackgroundSaves:
     """The running saves: one, or several if a signal handler saves during a save."""
@@ -219,6 +222,9 @@ class _BackgroundSave:
                     break
             commit(saved, self._check_wanted)
         except BaseException as error:  # noqa: BLE001
+            # Not later: an exception whose traceback refers to the save may live long.
+            with suppress(Exception):
+                self.saving.discard()
             if not self._is_abandoned:
                 self._add_failure(error)
         finally:
@@ -282,6 +288,8 @@ class _BackgroundSave:
         # The thread did not start. The file is no longer written to once this returns.
         with suppress(Exception):
             self.saving.wait(None, False)
+        with suppress(Exception):
+            self.saving.discard()
 
     def join(self) -> None:
         """Wait until the save is over."""

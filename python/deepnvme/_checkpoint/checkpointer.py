@@ -291,7 +291,12 @@ class Checkpointer:
             if not self._overlaps:
                 self._background.wait_for_copies()
         elif self._group.is_single:
-            commit(saving.wait(report, True), lambda: None)
+            try:
+                commit(saving.wait(report, True), lambda: None)
+            except BaseException:
+                # Ctrl-C may come once the file is complete. The exception may outlive this call, and the save with it.
+                saving.discard()
+                raise
         else:
             self._background.start(saving, commit, is_gated=True)
             self._background.wait_with_progress(report)

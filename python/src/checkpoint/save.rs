@@ -153,6 +153,12 @@ impl Saving {
         file.map(NewFile::of).ok_or_else(already_taken)
     }
 
+    /// Delete the file that was written under a private name, unless it was taken. The save must be over.
+    fn discard(&self, py: Python<'_>) {
+        let file = ignore_poison(self.state.file.lock()).take();
+        py.detach(|| drop(file));
+    }
+
     /// Stop the save soon; ``wait`` then raises.
     fn stop(&self) {
         self.state.progress.stop();

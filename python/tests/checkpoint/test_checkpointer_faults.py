@@ -6,8 +6,9 @@ import datetime as dt
 import errno
 import signal
 import threading
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -215,10 +216,13 @@ def test_an_interrupted_copy_abandons_the_save(tmp_path: Path, monkeypatch: pyte
     assert number_in(tmp_path) == 3
 
 
-def test_no_thread_for_a_save_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_no_thread_for_a_save_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     state = {"a": torch.randn(1000)}
 
     def refuse(_: threading.Thread) -> None:
+        # Meanwhile the file is written completely.
+        time.sleep(seconds)
         raise RuntimeError("can't start new thread")
 
     with deepnvme.Checkpointer(tmp_path, async_=True) as checkpointer:
@@ -231,6 +235,19 @@ def test_no_thread_for_a_save_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
         checkpointer.save(2, state)
     assert torch.equal(deepnvme.Checkpointer(tmp_path).restore()["a"], state["a"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", "step-00000002.pt"]
+
+
+@pytest.mark.parametrize("format_", ["pt", "safetensors"])
+def test_an_interrupt_after_the_last_byte_leaves_no_file(tmp_path: Path, format_: Literal["pt", "safetensors"]) -> None:
+    def interrupt(done: int, total: int) -> None:
+        if done == total:
+            raise KeyboardInterrupt
+
+    with deepnvme.Checkpointer(tmp_path, progress=interrupt, format=format_) as checkpointer:
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            checkpointer.save(1, {"a": torch.randn(1000)})
+        assert [path for path in tmp_path.iterdir() if "step" in path.name] == []
+    assert interrupted.value is not None
 
 
 def test_a_lock_that_was_cut_short_goes(tmp_path: Path) -> None:
