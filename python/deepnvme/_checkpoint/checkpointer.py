@@ -152,11 +152,12 @@ class Checkpointer:
         # First of all: an argument that one rank refuses is an error of all.
         self._group = RankGroup(process_group)
         self._group.run_on_all(check)
-        # A group of its own: the training thread uses it while a background save uses the other.
-        self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         same: dict[str, object] = {"keep": keep, "every": every, "async_": async_, "format": format}
         same |= {"durability": durability, "checksums": checksums, "layout": layout}
         self._group.check_same(str(self.folder), {**same, "writers_per_node": writers_per_node})
+        # A group of its own: the training thread uses it while a background save uses the other.
+        with self._group.leave_on_error():
+            self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
         self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
         writers = choose_writers(self._group, layout, writers_per_node)
         self._starter = SaveStarter(
@@ -302,7 +303,7 @@ class Checkpointer:
             self._background.wait_with_progress(report)
 
     def _wait_for_previous(self) -> None:
-        """Wait for the previous save."""
+        """Wait for the previous save, before a call that the other ranks may wait in."""
         try:
             self._background.wait()
         except BaseException as error:
@@ -343,7 +344,7 @@ class Checkpointer:
             tensor([1., 1., 1.])
         """
         self._check_process()
-        self._background.wait()
+        self._wait_for_previous()
         options.setdefault("engine", self._engine)
         return self._with_checkpoint(step, lambda found: self._restore(found, options))
 
@@ -394,8 +395,8 @@ class Checkpointer:
             deepnvme.errors.PeerError: another process has failed.
         """
         self._check_process()
-        self._background.wait()
-        return fetch(self._group, self._history.find(step), self._durability)
+        self._wait_for_previous()
+        return fetch(self._group, lambda: self._history.find(step), self._durability)
 
     def wait(self) -> None:
         """Wait until the current save is in the manifest. Raises its error, if it failed."""

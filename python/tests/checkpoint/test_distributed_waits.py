@@ -43,6 +43,10 @@ class Refusing:
 END = """
 time.sleep(3)
 """
+# For a rank that answers seconds before the other.
+LATE_END = """
+time.sleep(6)
+"""
 SAVED = """
 checkpointer = Checkpointer(folder, **options)
 for step in (1, 2):
@@ -162,9 +166,54 @@ else:
     interrupt_after(0.5)
 answer = timed(lambda: ({CALLS[call]}, checkpointer.wait()))
 assert [found.step for found in deepnvme.Checkpointer(folder, process_group=alone).checkpoints] == [1, 2]
-{END}"""
+{LATE_END}"""
     alone = "alone = [dist.new_group([one]) for one in range(world)][rank]\n"
     answers = run(alone + code, 2, tmp_path / "c", options={"async_": async_})
+    check(answers, "KeyboardInterrupt", "", "PeerError", "another process ended")
+    assert answers[1][2] < 2
+
+
+FETCHES = {
+    "a step that does not exist": (
+        "77 if rank else 1", "NotFoundError", "step 77", "PeerError", "rank 1 .* failed.*step 77"
+    ),
+    "another step": (
+        "1 + rank", "InvalidArgumentError", "rank 1 .* fetches .*2.*rank 0 .*1", "InvalidArgumentError", "fetches"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FETCHES)
+def test_parts_of_another_step_on_one_rank(tmp_path: Path, case: str) -> None:
+    step, *expected = FETCHES[case]
+    code = f"""{BOOT}
+checkpointer = Checkpointer(folder, layout="parts")
+for saved in (1, 2):
+    checkpointer.save(saved, state(saved))
+answer = timed(lambda: checkpointer.fetch_parts({step}))
+{END}"""
+    check(run(code, 2, tmp_path / "c"), *expected)
+
+
+def test_kinds_of_every_that_differ(tmp_path: Path) -> None:
+    every = "dt.timedelta(seconds=1) if rank else 5"
+    code = f"import datetime as dt\n{BOOT}\nanswer = timed(lambda: Checkpointer(folder, every={every})){END}"
+    check(run(code, 2, tmp_path / "c"), "InvalidArgumentError", "every is", "InvalidArgumentError", "every is")
+
+
+@pytest.mark.parametrize("call", ["Checkpointer(folder)", "checkpointer.fetch_parts()"])
+def test_an_interrupt_of_a_call_that_another_rank_makes_later(tmp_path: Path, call: str) -> None:
+    code = f"""{BOOT}
+checkpointer = Checkpointer(folder, layout="parts")
+checkpointer.save(1, state(1))
+dist.barrier()
+if rank == 0:
+    time.sleep(2.5)
+else:
+    interrupt_after(0.5)
+answer = timed(lambda: {call})
+{LATE_END}"""
+    answers = run(code, 2, tmp_path / "c")
     check(answers, "KeyboardInterrupt", "", "PeerError", "another process ended")
     assert answers[1][2] < 2
 

@@ -32,8 +32,9 @@ T = TypeVar("T")
 CHUNK_BYTES = 16 << 20
 
 
-def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data", "full"]) -> int:
+def fetch(group: RankGroup, find: Callable[[], Checkpoint], durability: Literal["none", "data", "full"]) -> int:
     """Copy the missing parts of a checkpoint to this machine, on all ranks together. Returns the bytes copied."""
+    found = _found_by_all(group, find)
     if group.is_single or not found.parts:
         return 0
     # The list of the parts, which rank 0 wrote and whose size is unknown, followed by the parts.
@@ -62,6 +63,24 @@ def fetch(group: RankGroup, found: Checkpoint, durability: Literal["none", "data
                 _set_time(path, None if number == 0 else found.parts[number - 1].written_ns)
             fetched_nbytes += nbytes if place in receivers else 0
     return fetched_nbytes
+
+
+def _found_by_all(group: RankGroup, find: Callable[[], Checkpoint]) -> Checkpoint:
+    """Find the checkpoint. If a rank does not find it, or finds another one, all raise an error."""
+    found: Checkpoint | None = None
+
+    def look() -> str:
+        nonlocal found
+        found = find()
+        return found.path.name
+
+    names = group.run_on_all(look)
+    assert found is not None
+    for rank, name in enumerate(names):
+        if name != names[0]:
+            text = f"{group.name(rank)} fetches {name}, and {group.name(0)} {names[0]}"
+            group.raise_on_all(f"{found.path.parent}: {text}; fetch the same step everywhere")
+    return found
 
 
 def _set_time(path: Path, written_ns: int | None) -> None:

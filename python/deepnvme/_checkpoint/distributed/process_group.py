@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from deepnvme._utils.public import warn_caller
 from deepnvme._utils.signal_safe_event import POLL_INTERVAL_S, SignalSafeEvent
-from deepnvme.errors import InvalidArgumentError, PeerError
+from deepnvme.errors import CancelledError, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
     import torch
@@ -73,13 +73,15 @@ class RankGroup:
         # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
         # group that is gone, and would then find its addresses.
         self._is_whole_world = len(ranks) == dist.get_world_size()
-        made = _rendezvous(
-            lambda: dist.new_group(
-                ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
+        self.torch_group = _rendezvous(
+            lambda: cast(
+                "ProcessGroup",
+                dist.new_group(
+                    ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
+                ),
             ),
             _timeout_of(process_group or dist.group.WORLD),
         )
-        self.torch_group = cast("ProcessGroup", made)
         self.rank, self.size = dist.get_rank(self.torch_group), len(ranks)
 
     @property
@@ -215,12 +217,9 @@ class RankGroup:
                 self._destroy()
 
     def _destroy(self) -> None:
-        import torch.distributed as dist  # noqa: PLC0415
-
-        # The training script may have destroyed all groups already.
-        with suppress(ValueError, AssertionError):
-            dist.destroy_process_group(self.torch_group)
-        self.torch_group = None
+        group, self.torch_group = self.torch_group, None
+        assert group is not None
+        _destroy(group)
 
     def check_open(self) -> None:
         """Raise an error if this process has left the group."""
@@ -242,6 +241,10 @@ class RankGroup:
         # torch has no exception class for a closed connection, and its message is about sockets.
         except (RuntimeError, ValueError) as error:
             self.raise_lost(error)
+        except BaseException as error:
+            # Ctrl-C, or no room for a thread. The others wait for an answer that does not come.
+            self.leave(f"{type(error).__name__}: {error}", error)
+            raise
 
     def raise_lost(self, error: Exception) -> NoReturn:
         """Report that the other ranks no longer answer."""
@@ -250,14 +253,36 @@ class RankGroup:
         raise PeerError(why) from error
 
 
-def _rendezvous(make: Callable[[], T], timeout: dt.timedelta) -> T:
+def _destroy(group: ProcessGroup) -> None:
+    """Close the connections of a group."""
+    import torch.distributed as dist  # noqa: PLC0415
+
+    # The training script may have destroyed all groups already.
+    with suppress(ValueError, AssertionError):
+        dist.destroy_process_group(group)
+
+
+def _rendezvous(connect: Callable[[], ProcessGroup], timeout: dt.timedelta) -> ProcessGroup:
     """Connect all ranks.
 
     Raises:
         PeerError: the ranks could not be connected, or another one has not come within this time. The thread that
-            waits for it stays behind.
+            waits for it stays behind. It closes the connections once they are made, so that no late rank waits.
     """
     has_warned = False
+    lock = threading.Lock()
+    is_wanted = True
+    made: list[ProcessGroup] = []
+
+    def make() -> ProcessGroup:
+        # Nothing else may refer to the group: its connections close with the last reference.
+        made.append(connect())
+        with lock:
+            if is_wanted:
+                return made[0]
+        _destroy(made.pop())
+        msg = "the call that connected the processes has ended"
+        raise CancelledError(msg)
 
     def check(waited_s: float) -> None:
         nonlocal has_warned
@@ -280,6 +305,12 @@ def _rendezvous(make: Callable[[], T], timeout: dt.timedelta) -> T:
     except (RuntimeError, ValueError) as error:
         msg = f"the processes could not be connected: {error}"
         raise PeerError(msg) from error
+    except BaseException:
+        with lock:
+            is_wanted = False
+        while made:
+            _destroy(made.pop())
+        raise
 
 
 def run_interruptibly(work: Callable[[], T], check: Callable[[float], None] | None = None) -> T:
@@ -312,9 +343,10 @@ def run_interruptibly(work: Callable[[], T], check: Callable[[float], None] | No
     while not is_over.wait(POLL_INTERVAL_S):
         if check is not None:
             check(time.monotonic() - began)
+    # Removed from the lists: a traceback refers to them, and would keep itself alive.
     if failed:
-        raise failed[0]
-    return done[0]
+        raise failed.pop()
+    return done.pop()
 
 
 def _with_state_of_this_thread(work: Callable[[], T]) -> Callable[[], T]:
