@@ -303,7 +303,7 @@ class Checkpointer:
             self._background.wait_with_progress(report)
 
     def _wait_for_previous(self) -> None:
-        """Wait for the previous save, before a call that the other ranks may wait in."""
+        """Wait for the previous save."""
         try:
             self._background.wait()
         except BaseException as error:
@@ -344,7 +344,7 @@ class Checkpointer:
             tensor([1., 1., 1.])
         """
         self._check_process()
-        self._wait_for_previous()
+        self._background.wait()
         options.setdefault("engine", self._engine)
         return self._with_checkpoint(step, lambda found: self._restore(found, options))
 
@@ -395,7 +395,7 @@ class Checkpointer:
             deepnvme.errors.PeerError: another process has failed.
         """
         self._check_process()
-        self._wait_for_previous()
+        self._background.wait()
         return fetch(self._group, lambda: self._history.find(step), self._durability)
 
     def wait(self) -> None:
