@@ -21,7 +21,7 @@ BYTES_MAX = 64 << 20
 TESTS = Path("python", "tests")
 BENCHMARKS = Path("benchmarks")
 # The second contains the measuring code of the first.
-BENCHMARKED = ("gpubench", "storagebench")
+BENCHMARKED = ("gpubench", "common")
 
 
 def main() -> int:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from casebench.cases import CASES
-from storagebench import command
-from storagebench.disk_idle import idle_disk
-from storagebench.rounds import order
+from common import command
+from common.disk_idle import idle_disk
+from common.round_order import order
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from casebench.cases import Case
-    from storagebench.disk_idle import DiskIdleProbe
+    from common.disk_idle import DiskIdleProbe
 
 
 def arguments() -> argparse.Namespace:

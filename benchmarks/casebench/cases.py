@@ -23,8 +23,8 @@ from casebench.turns import (
     small_state,
     timed,
 )
-from storagebench import runai
-from storagebench.sync import sync
+from common import runai
+from common.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

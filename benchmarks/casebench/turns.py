@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from storagebench import cache, fio
+from common import cache, fio
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,11 +18,11 @@ from checkpointbench.limit import Fio, FioAsMuchMemory
 from checkpointbench.states import STATES, State
 from checkpointbench.tools import Tool, all_tools
 from checkpointbench.workers import Job, Workers, sums
-from storagebench import cache, command, fio, hugepages
-from storagebench.disk_idle import DiskIdleProbe, idle_disk
-from storagebench.measure import Sample, timed
-from storagebench.rounds import order
-from storagebench.tools.base import NotOffered
+from common import cache, command, fio, hugepages
+from common.disk_idle import DiskIdleProbe, idle_disk
+from common.measure import Sample, timed
+from common.not_offered import NotOffered
+from common.round_order import order
 
 
 @dataclass

@@ -17,7 +17,7 @@ import deepnvme
 import safetensors.torch
 import torch
 
-from storagebench.rounds import order
+from common.round_order import order
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,8 +15,8 @@ import torch
 from checkpointbench.arguments import parse
 from checkpointbench.states import STATES
 from checkpointbench.workers import Job, Workers
-from storagebench import cache
-from storagebench.rounds import order
+from common import cache
+from common.round_order import order
 
 _DEPTHS = (16, 32, 64, 128, 256)
 _OURS = "deepnvme .safetensors"

@@ -7,8 +7,8 @@ from typing import Any
 
 from checkpointbench.states import State
 from checkpointbench.tools import Tool
-from storagebench import fio
-from storagebench.limit import DiskLimit
+from common import fio
+from common.limit import DiskLimit
 
 
 class Fio(Tool):

@@ -27,7 +27,7 @@ from deepnvme._checkpoint import pickler, save
 
 from checkpointbench.arguments import parse
 from checkpointbench.states import bf16_300, small_10k
-from storagebench import cache
+from common import cache
 
 _TOUCH_BYTES = 1 << 30
 _HUGE_BYTES = 2 << 20

@@ -21,7 +21,7 @@ import deepnvme
 import torch
 
 from checkpointbench.states import STATES, State
-from storagebench.memory import touch
+from common.memory import touch
 
 ROUNDS = 7
 

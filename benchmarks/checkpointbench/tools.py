@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from checkpointbench.states import State
-from storagebench import runai
-from storagebench.sync import sync
-from storagebench.tools.base import NotOffered
+from common import runai
+from common.not_offered import NotOffered
+from common.sync import sync
 
 
 class Tool:
@@ -210,7 +210,7 @@ class FastFileWriter(Tool):
         from deepspeed.io import FastFileWriter as Writer  # noqa: PLC0415
         from deepspeed.io import FastFileWriterConfig  # noqa: PLC0415
 
-        from storagebench.tools import deepspeed_op  # noqa: PLC0415
+        from common import deepspeed_op  # noqa: PLC0415
 
         if not hasattr(self, "_handle"):
             # block_size, queue_depth, single_submit, overlap_events, intra_op_parallelism

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from checkpointbench.tools import all_tools
-from storagebench.measure import Sample, timed
-from storagebench.memory import PAGE_BYTES, touch
-from storagebench.tools.base import NotOffered
+from common.measure import Sample, timed
+from common.memory import PAGE_BYTES, touch
+from common.not_offered import NotOffered
 
 
 def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:

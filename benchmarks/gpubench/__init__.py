@@ -1,6 +1,6 @@
 """Tensors on a GPU: deepnvme and its baselines, in alternating rounds on one folder.
 
-The main modules, from the bottom up; the rest is in ``storagebench``:
+The main modules, from the bottom up; ``common`` contains what all benchmarks share:
 
 - ``gpu``         the harness's interface to a GPU, and the real one through torch
 - ``fake``        the tests' fake driver behind the same interface

@@ -8,18 +8,18 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from common import fio, handle_setting
+from common.not_offered import NotOffered
+from common.sync import sync
 from gpubench.tool import Group, Place, Tool, Where, needs_torch_cuda
 from gpubench.trial import best
-from storagebench import fio
-from storagebench.sync import sync
-from storagebench.tools.base import NotOffered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 _CHUNK_BYTES = 16 << 20
 
@@ -107,10 +107,10 @@ class DeepSpeed(_Tuned):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         os.environ.setdefault("DS_ACCELERATOR", "cuda")
-        from storagebench.tools import aio_handle, deepspeed_op  # noqa: PLC0415
+        from common import deepspeed_op  # noqa: PLC0415
 
         self._module = deepspeed_op.load()
-        self._candidates = aio_handle.CANDIDATES
+        self._candidates = handle_setting.CANDIDATES
         self._handles: dict[Any, Any] = {}
 
     def _handle(self, one: Any) -> Any:

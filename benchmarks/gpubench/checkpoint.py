@@ -14,12 +14,12 @@ from typing import Any
 import deepnvme
 import torch
 
+from common import cache
+from common.measure import Sample, timed
+from common.sync import sync
 from gpubench.data import Mismatch, size_text
 from gpubench.rows import Pace, RowResult, construct, run_rounds
 from gpubench.tool import Group, Place, ToolBase
-from storagebench import cache
-from storagebench.measure import Sample, timed
-from storagebench.sync import sync
 
 OURS = "Checkpointer, async_"
 BASELINE = "torch.save, fsync"

@@ -7,11 +7,11 @@ import gc
 import deepnvme
 import torch
 
+from common.measure import Sample, timed
 from gpubench import loaders
 from gpubench.data import compare_state, random_model, size_text
 from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
 from gpubench.tool import Loader, Place
-from storagebench.measure import Sample, timed
 
 
 def load(place: Place, row: RowResult, pace: Pace) -> RowResult:

@@ -9,11 +9,11 @@ from typing import Any
 import deepnvme
 import torch
 
+from common.measure import Sample, timed
+from common.not_offered import NotOffered
 from gpubench.data import Mismatch, size_text
 from gpubench.rows import Pace, RowResult, construct, run_rounds
 from gpubench.tool import Group, Place, ToolBase
-from storagebench.measure import Sample, timed
-from storagebench.tools.base import NotOffered
 
 OURS = "deepnvme.optim, state on disk, through the host"
 CEILING = "torch fused, all on the GPU"

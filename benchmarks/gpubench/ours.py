@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 BOUNCE = "deepnvme"
 GDS = "deepnvme, cuFile"

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from storagebench import picture
+from common import picture
 
 _COLOURS = {"deepnvme": "#1f6feb", "host": "#8fb8f6", "ceiling": "#3fb950", "baseline": "#d29922", "fio": "#8b949e"}
 _NAMES = {

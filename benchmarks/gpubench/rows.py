@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common import cache
+from common.measure import Sample
+from common.round_order import order
 from gpubench.tool import Place, reason
-from storagebench import cache
-from storagebench.measure import Sample
-from storagebench.rounds import order
 
 
 @dataclass

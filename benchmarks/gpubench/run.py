@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from common import environment
 from gpubench import plot, table, watchdog
 from gpubench.job import Job
 from gpubench.record import write
 from gpubench.rows import RowResult
 from gpubench.tool import reason
 from gpubench.work import KEYS
-from storagebench import environment
 
 #: A row gets this time in addition to twice that of its rounds: for its data, trials, and the last round.
 _ROW_EXTRA_S = 30.0

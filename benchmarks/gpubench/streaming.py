@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 import deepnvme
 import torch
 
+from common import cache, generation
+from common.measure import Sample, timed
+from common.not_offered import NotOffered
 from gpubench.data import Mismatch, size_text
 from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
 from gpubench.tool import Group, Place, ToolBase
-from storagebench import cache, generation
-from storagebench.measure import Sample, timed
-from storagebench.tools.base import NotOffered
 
 OURS = "deepnvme.stream"
 CEILING = "model in GPU memory"

@@ -7,8 +7,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from common.measure import Sample
     from gpubench.rows import RowResult
-    from storagebench.measure import Sample
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from common.verdict import Verdict
 from gpubench import checkpoint, ours
 from gpubench.summary import Line, lines, ratio
-from storagebench.verdict import Verdict
 
 if TYPE_CHECKING:
     from gpubench.rows import RowResult

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import deepnvme
 
-from storagebench.tools.base import NotOffered
+from common.not_offered import NotOffered
 
 if TYPE_CHECKING:
     import torch
 
+    from common.measure import Action
     from gpubench.gpu import Gpu
-    from storagebench.measure import Action
 
 #: Where the tensor of a tool is; ``none`` for one that brings memory of its own.
 Where = Literal["gpu", "host", "none"]

@@ -8,12 +8,12 @@ from typing import Any
 import deepnvme
 import torch
 
+from common import cache
+from common.measure import Sample, timed
 from gpubench import baselines, ours
 from gpubench.data import Mismatch, compare_file, random_bytes, size_text
 from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
 from gpubench.tool import Place, Tool
-from storagebench import cache
-from storagebench.measure import Sample, timed
 
 KINDS: tuple[type[Tool], ...] = (
     ours.Bounce,

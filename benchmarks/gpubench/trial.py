@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from storagebench import cache
+from common import cache
 
 _Setting = TypeVar("_Setting")
 # No other setting is tried after this time.

@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from common import cache
+from common.not_offered import NotOffered
 from gpubench import timeline
 from gpubench.checkpoint import checkpoint
 from gpubench.gpu import Gpu, RealGpu
@@ -19,8 +21,6 @@ from gpubench.rows import Pace, RowResult
 from gpubench.streaming import stream
 from gpubench.tool import Place, reason
 from gpubench.transfers import read, write
-from storagebench import cache
-from storagebench.tools.base import NotOffered
 
 ROWS: dict[str, Callable[[Place, RowResult, Pace], RowResult]] = {
     "read": read,

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import torch
 
+from common import command
+from common.round_order import order
 from optimbench.tools import OURS, NotOffered, Row, Tensors, rows
-from storagebench import command
-from storagebench.rounds import order
 
 
 @dataclass

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from storagebench import command
-from storagebench.rounds import order
+from common import command
+from common.round_order import order
 
 _ELEMENTS = (256, 4096)
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from common import command, environment
+from common.disk_idle import DiskIdleProbe, idle_disk
+from common.round_order import order
 from perfcheck import record
 from perfcheck.cases import CASES
-from storagebench import command, environment
-from storagebench.disk_idle import DiskIdleProbe, idle_disk
-from storagebench.rounds import order
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import deepnvme
 import torch
 
-from storagebench import cache, fio
-from storagebench.sync import sync
+from common import cache, fio
+from common.sync import sync
 from swapbench.fio_mixed import Mixed, lay_out
 
 if TYPE_CHECKING:

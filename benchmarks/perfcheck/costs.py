@@ -22,8 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import IO, TYPE_CHECKING, Any
 
+from common import cache, command
 from perfcheck.costs_child import COUNT, ELEMENTS, OPERATIONS
-from storagebench import cache, command
 
 if TYPE_CHECKING:
     from collections.abc import Callable

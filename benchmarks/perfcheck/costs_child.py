@@ -19,8 +19,8 @@ from deepnvme.integrations.weights import iterate_weights
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from storagebench.memory import touch
-from storagebench.sync import sync
+from common.memory import touch
+from common.sync import sync
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from storagebench import environment, hugepages, plot, record, registry, settings, table, targets
+from common import environment, hugepages
+from storagebench import plot, record, registry, settings, table, targets
 from storagebench.rounds import RowResult, run_row
 from storagebench.rows import calls, large, small
 from storagebench.rows.base import Bench, Row

@@ -18,7 +18,7 @@ from typing import Any
 
 import deepnvme
 
-from storagebench import cache
+from common import cache
 
 _FINAL_ROUNDS = 15
 

@@ -16,7 +16,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import Patch
 
-from storagebench import picture
+from common import picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,10 +12,10 @@ from storagebench.summary import summarise
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from common.verdict import Verdict
     from storagebench.registry import Registry
     from storagebench.rounds import RowResult
     from storagebench.settings import Settings
-    from storagebench.verdict import Verdict
 
 
 def write(  # noqa: PLR0913 - a record is the sum of its parts

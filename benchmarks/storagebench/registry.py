@@ -6,8 +6,9 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from storagebench import cache, data, fio, memory
-from storagebench.measure import timed
+from common import cache, fio, handle_setting, memory
+from common.measure import timed
+from storagebench import data
 from storagebench.settings import PAGE_BYTES
 from storagebench.sweep import Choice, best_setting
 from storagebench.tools import aio_handle, deepnvme_engine, fio_job, kvikio_io
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from storagebench.measure import Action
+    from common.measure import Action
     from storagebench.rows.base import Bench
     from storagebench.tools.base import Tool
 
@@ -109,7 +110,7 @@ def _add_fio(registry: Registry, bench: Bench) -> None:
 
 
 def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
-    default = aio_handle.DEFAULT_SETTING
+    default = handle_setting.DEFAULT_SETTING
     unswept = aio_handle.Chosen(default, default, default, default)
     if not memory.can_lock(bench.settings.large_bytes):
         # The handle aborts the process when mlock fails.
@@ -118,7 +119,7 @@ def _add_deepspeed(registry: Registry, bench: Bench) -> aio_handle.Chosen:
         )
         return unswept
     try:
-        from storagebench.tools import deepspeed_op  # noqa: PLC0415
+        from common import deepspeed_op  # noqa: PLC0415
 
         op = deepspeed_op.load()
     except Exception as error:  # noqa: BLE001 - a compiler's failure has many types
@@ -147,17 +148,17 @@ def _sweep_handle(registry: Registry, bench: Bench, op: Any, unswept: aio_handle
         return list(tensor[: count * size].view(count, size).unbind()), [index * size for index in range(count)]
 
     small, single = blocks(_SMALL_BYTES, settings.small_count), blocks(PAGE_BYTES, settings.in_flight_count)
-    works: dict[str, Callable[[aio_handle.HandleSetting], Action]] = {
+    works: dict[str, Callable[[handle_setting.HandleSetting], Action]] = {
         "read": lambda setting: handle.read_with(setting, tensor, readable),
         "write": lambda setting: handle.write_with(setting, tensor, written),
         "small": lambda setting: handle.reads_with(setting, *small, readable),
         "in_flight": lambda setting: handle.reads_with(setting, *single, readable),
     }
-    choices: dict[str, Choice[aio_handle.HandleSetting]] = {}
+    choices: dict[str, Choice[handle_setting.HandleSetting]] = {}
     for name, work in works.items():
         written.unlink(missing_ok=True)
         choices[name] = best_setting(
-            aio_handle.CANDIDATES,
+            handle_setting.CANDIDATES,
             lambda setting, work=work: _trial(work(setting), written),  # type: ignore[misc]
             finalists=settings.finalists,
             final_trials=settings.final_trials,

@@ -1,22 +1,21 @@
-"""Alternating rounds: every tool once in each round, in an order that rotates and reverses."""
+"""Measure the tools of a row in alternating rounds: every tool once in each round."""
 
 from __future__ import annotations
 
 import sys
 import traceback
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from storagebench.tools.base import NotOffered
+from common.not_offered import NotOffered
+from common.round_order import order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from storagebench.measure import Sample
+    from common.measure import Sample
     from storagebench.rows.base import Row
     from storagebench.tools.base import Tool
-
-_Any = TypeVar("_Any")
 
 
 @dataclass
@@ -32,16 +31,6 @@ class RowResult:
     def complete(self) -> list[Tool]:
         """Return the tools that took part in every round."""
         return [one for one in self.tools if one.name in self.samples]
-
-
-def order(tools: Sequence[_Any], round_index: int) -> list[_Any]:
-    """Return the order of a round: rotated by one each round, and reversed in every other round.
-
-    With rotation alone, each tool would always follow the same predecessor and its effects on the disk.
-    """
-    turned = round_index % max(1, len(tools))
-    line = [*tools[turned:], *tools[:turned]]
-    return line[::-1] if round_index % 2 else line
 
 
 def run_row(row: Row, tools: Sequence[Tool], rounds: int) -> RowResult:

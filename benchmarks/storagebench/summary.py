@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from storagebench.measure import Sample
+    from common.measure import Sample
     from storagebench.rounds import RowResult
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from common.verdict import Verdict
 from storagebench.summary import Line, RowSummary, ratio_between, summarise
 from storagebench.tools.fio_job import FioAsMuchMemory
-from storagebench.verdict import Verdict
 
 if TYPE_CHECKING:
     from storagebench.rounds import RowResult

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
-from storagebench import cache, command
-from storagebench.disk_idle import DiskIdleProbe, idle_disk
-from storagebench.rounds import order
-from storagebench.tools.base import NotOffered
+from common import cache, command
+from common.disk_idle import DiskIdleProbe, idle_disk
+from common.not_offered import NotOffered
+from common.round_order import order
 from streambench import summary
 from streambench.summary import Row
 from streambench.tools import Tool, Workload, all_tools

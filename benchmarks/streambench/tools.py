@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from storagebench.tools.base import NotOffered
+from common.not_offered import NotOffered
 
 # Block and depth as storagebench found best for DeepSpeed's handle; the rest, and how much is fetched ahead, was
 # the quickest of seven settings in a trial with this model.
@@ -271,7 +271,7 @@ def prepare_deepspeed() -> None:
     Raises:
         NotOffered: DeepSpeed does not run here.
     """
-    from storagebench.tools import deepspeed_op  # noqa: PLC0415
+    from common import deepspeed_op  # noqa: PLC0415
 
     # The group's messages stay in this process. The port is any free one.
     alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from storagebench import cache, generation
+from common import cache, generation
 
 _STATUS, _CLEAR, _IO = Path("/proc/self/status"), Path("/proc/self/clear_refs"), Path("/proc/self/io")
 

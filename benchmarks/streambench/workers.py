@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from storagebench.tools.base import NotOffered
+from common.not_offered import NotOffered
 from streambench.tools import Tool, Workload, all_tools
 from streambench.turn import Turn, resident_bytes, take
 

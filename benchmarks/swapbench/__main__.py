@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import deepnvme
 import torch
 
-from storagebench import command, hugepages
-from storagebench.disk_idle import idle_disk
+from common import command, hugepages
+from common.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storagebench.fio import Engine, FioSetting
+from common.fio import Engine, FioSetting
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.disk_idle import DiskIdleProbe
+    from common.disk_idle import DiskIdleProbe
 
 _BLOCK_BYTES = 1 << 20
 ENGINES: tuple[Engine, ...] = ("io_uring", "libaio")

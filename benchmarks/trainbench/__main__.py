@@ -9,8 +9,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from storagebench import command, hugepages
-from storagebench.disk_idle import idle_disk
+from common import command, hugepages
+from common.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 from trainbench import summary, tools
 from trainbench.offloaded import TOKENS, Size

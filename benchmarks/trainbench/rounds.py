@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from storagebench.disk_idle import DiskIdleProbe
-from storagebench.rounds import order
-from storagebench.tools.base import NotOffered
+from common.disk_idle import DiskIdleProbe
+from common.not_offered import NotOffered
+from common.round_order import order
 from swapbench.fio_mixed import Mixed
 from trainbench.offloaded import Size
 from trainbench.protocol import Reply

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from storagebench.tools.base import NotOffered
+from common.not_offered import NotOffered
 from trainbench.tensors import LR, WEIGHT_DECAY, gradients, shapes, weights
 
 

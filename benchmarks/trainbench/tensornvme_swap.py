@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from storagebench import cache
-from storagebench.tools.base import NotOffered
+from common import cache
+from common.not_offered import NotOffered
 from trainbench import tensornvme_op
 from trainbench.steppers import Plain
 from trainbench.tensors import LR, WEIGHT_DECAY

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from storagebench.tools.base import NotOffered
+from common.not_offered import NotOffered
 from trainbench.protocol import TOOK, Reply, Served, took
 
 # Steps that create the state, its files and its access order.

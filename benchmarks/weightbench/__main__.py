@@ -12,11 +12,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storagebench import cache, command, fio, hugepages
-from storagebench.disk_idle import idle_disk
-from storagebench.limit import DiskLimit
-from storagebench.measure import Sample
-from storagebench.rounds import order
+from common import cache, command, fio, hugepages
+from common.disk_idle import idle_disk
+from common.limit import DiskLimit
+from common.measure import Sample
+from common.round_order import order
 from weightbench import model
 from weightbench.child import SMALL_LAYERS
 from weightbench.tools import EVERYBODY

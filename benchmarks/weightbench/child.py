@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from storagebench.measure import timed
+from common.measure import timed
 from weightbench.model import modules
 from weightbench.tools import EVERYBODY, Weights
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from storagebench import command
-from storagebench.disk_idle import idle_disk
-from storagebench.rounds import order
+from common import command
+from common.disk_idle import idle_disk
+from common.round_order import order
 from zerobench.child import AIO, CONTEXT, LAYERS, ROWS, WIDTH, WORDS
 
 OPS = ("deepnvme", "DeepSpeed")

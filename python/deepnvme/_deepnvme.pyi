@@ -1551,14 +1551,14 @@ class StepPlan:
 
 @final
 class StepGradients:
-    """The gradients of one step, except the "odd" ones.
+    """The gradients of one step that it can use as they are in memory; ``indirect`` lists the others.
 
     They stay alive until ``release``. Then only weak references are left, for ``is_same``.
     """
 
     def __new__(cls, plan: StepPlan, state: dict[torch.Tensor, Any]) -> Self: ...
     @property
-    def odd(self) -> list[list[int]]:
+    def indirect(self) -> list[list[int]]:
         """Members of each group whose gradients a step cannot use as they are in memory."""
     @property
     def counts(self) -> list[int]:

@@ -2,8 +2,8 @@
 
 use std::ffi::{OsStr, OsString};
 
-use deepnvme_cli::commands::{self, CheckedStdout, Session};
-use deepnvme_cli::{Error, Launcher};
+use deepnvme_cli::commands::{self, Session};
+use deepnvme_cli::{CheckedStdout, Error, Launcher, reserve_standard_streams};
 use pyo3::prelude::*;
 
 use crate::background::{run, run_to_end};
@@ -14,7 +14,7 @@ use crate::error::{self, InvalidArgumentError};
 #[pyfunction]
 pub(crate) fn _run_command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<u8> {
     let python = interpreter(py)?;
-    commands::reserve_standard_streams();
+    reserve_standard_streams();
     run_to_end(py, move |interrupted| {
         let (mut stdout, mut stderr) = (CheckedStdout::new(), std::io::stderr());
         commands::run(with_program_name(arguments), &mut session(&python, &mut stdout, &mut stderr, interrupted))
@@ -24,7 +24,7 @@ pub(crate) fn _run_command(py: Python<'_>, arguments: Vec<OsString>) -> PyResult
 /// Return the name and the options, as JSON, of a command that Python runs; ``None`` for all others.
 #[pyfunction]
 pub(crate) fn _python_command(arguments: Vec<OsString>) -> Option<(&'static str, String)> {
-    commands::reserve_standard_streams();
+    reserve_standard_streams();
     commands::python_command(with_program_name(arguments))
 }
 

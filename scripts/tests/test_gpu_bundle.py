@@ -56,7 +56,7 @@ def test_it_holds_tests_and_benchmark_and_how_to_run_them(bundle: Path) -> None:
         "python/tests/gpu/conftest.py",
         "python/tests/gpu/test_real.py",
         "benchmarks/gpubench/__main__.py",
-        "benchmarks/storagebench/measure.py",
+        "benchmarks/common/measure.py",
     } <= names
     assert not [name for name in names if "__pycache__" in name]
     assert os.access(bundle / "run.sh", os.X_OK)

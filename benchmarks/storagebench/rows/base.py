@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Sample
+    from common.measure import Sample
     from storagebench.settings import Settings
     from storagebench.tools.base import Suffix, Tool
 

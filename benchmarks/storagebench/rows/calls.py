@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from storagebench import cache, data, memory
-from storagebench.measure import Sample, timed
+from common import cache, memory
+from common.measure import Sample, timed
+from storagebench import data
 from storagebench.rows.base import PinnedCopies, Row, Unit
 from storagebench.settings import PAGE_BYTES
 from storagebench.tools.fio_job import FioJob

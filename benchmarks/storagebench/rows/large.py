@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench import cache, data, formats, memory
-from storagebench.measure import timed
+from common import cache, memory
+from common.measure import timed
+from storagebench import data, formats
 from storagebench.rows.base import Bench, PinnedCopies, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.measure import Sample
+    from common.measure import Sample
     from storagebench.tools.base import Tool
 
 

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from storagebench import cache, data, memory
-from storagebench.measure import timed
+from common import cache, memory
+from common.measure import timed
+from storagebench import data
 from storagebench.rows.base import Bench, PinnedCopies, Row
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.measure import Sample
+    from common.measure import Sample
     from storagebench.tools.base import Tool
 
 _KIB = 1024

@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from storagebench.sync import fsync
+from common.sync import fsync
 from storagebench.tools.base import Group, OneCall, Tool
 
 if TYPE_CHECKING:
@@ -19,33 +19,11 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Action
+    from common.handle_setting import HandleSetting
+    from common.measure import Action
 
 # Each operation on a name keeps a descriptor open until wait().
 _RESERVED_DESCRIPTORS = 256
-
-
-@dataclass(frozen=True)
-class HandleSetting:
-    """The five arguments of `aio_handle`."""
-
-    queue_depth: int
-    parallelism: int
-    block_bytes: int = 1 << 20
-    single_submit: bool = False
-    overlap_events: bool = True
-
-    def __str__(self) -> str:
-        return (
-            f"block={self.block_bytes >> 10}k queue_depth={self.queue_depth} "
-            f"intra_op_parallelism={self.parallelism} overlap_events={self.overlap_events} "
-            f"single_submit={self.single_submit}"
-        )
-
-
-CANDIDATES = [HandleSetting(depth, parallelism) for depth in (32, 128) for parallelism in (1, 2)]
-# Used where no sweep has found the best one.
-DEFAULT_SETTING = HandleSetting(128, 1)
 
 
 @dataclass

@@ -11,19 +11,17 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from common.not_offered import NotOffered
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import BinaryIO
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 Group = Literal["deepnvme", "fio", "DeepSpeed", "comparison"]
 Suffix = Literal[".raw", ".npy", ".pt"]
-
-
-class NotOffered(Exception):
-    """This tool does not support the operation; the text has the reason."""
 
 
 class Tool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Literal
 
-from storagebench import memory
+from common import memory
 from storagebench.tools.base import OneCall, Tool
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 Backend = Literal["auto", "io_uring", "aio", "threads"]
 BACKENDS: tuple[Backend, ...] = ("io_uring", "aio", "threads")

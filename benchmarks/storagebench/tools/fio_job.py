@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storagebench import cache, fio, hugepages
+from common import cache, fio, hugepages
+from common.not_offered import NotOffered
 from storagebench.settings import MIB, PAGE_BYTES
 from storagebench.sweep import Choice, best_setting
-from storagebench.tools.base import NotOffered, OneCall, Tool
+from storagebench.tools.base import OneCall, Tool
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Action, Sample
+    from common.measure import Action, Sample
     from storagebench.settings import Settings
 
 _IN_FLIGHT_DEPTH = 128

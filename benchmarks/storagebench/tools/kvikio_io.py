@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storagebench.sync import fsync
+from common.sync import fsync
 from storagebench.tools.base import OneCall, Tool
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 THREADS = (2, 4, 8)
 

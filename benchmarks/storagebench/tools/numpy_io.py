@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
-from storagebench.tools.base import NotOffered, Suffix, Tool, synced_write
+from common.not_offered import NotOffered
+from storagebench.tools.base import Suffix, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
     from typing import BinaryIO
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 
 class NumpyIo(Tool):

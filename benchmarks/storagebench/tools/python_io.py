@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 _THREADS = 32
 

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from storagebench.tools.base import NotOffered, Suffix, Tool, synced_write
+from common.not_offered import NotOffered
+from storagebench.tools.base import Suffix, Tool, synced_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from storagebench.measure import Action
+    from common.measure import Action
 
 
 class TorchIo(Tool):

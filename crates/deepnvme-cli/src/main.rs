@@ -4,8 +4,8 @@
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use deepnvme_cli::Launcher;
-use deepnvme_cli::commands::{CheckedStdout, Session, reserve_standard_streams, run};
+use deepnvme_cli::commands::{Session, run};
+use deepnvme_cli::{CheckedStdout, Launcher, reserve_standard_streams};
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 

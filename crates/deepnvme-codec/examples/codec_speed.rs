@@ -8,7 +8,7 @@
 use std::fs;
 use std::num::NonZeroUsize;
 
-use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast, pack};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -39,7 +39,7 @@ fn measure(name: &str, weights: &[f32]) {
         packing(&format!("{name} {float:?}"), float, &bytes);
     }
     casts(&f32s);
-    for code in [Code::Int8, Code::F8E4m3] {
+    for code in [CodeType::Int8, CodeType::F8E4m3] {
         for (group, scale) in [(0, Float::F32), (128, Float::Bf16), (128, Float::F16), (64, Float::F16)] {
             quants(name, Scheme { code, group: NonZeroUsize::new(group), scale }, &f32s);
         }

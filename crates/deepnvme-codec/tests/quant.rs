@@ -3,7 +3,7 @@
 
 use std::num::NonZeroUsize;
 
-use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Error, Float, cast};
 use proptest::prelude::*;
 
@@ -38,14 +38,14 @@ fn plain(scheme: Scheme, columns: usize, values: &[f32]) -> (Vec<u8>, Vec<u8>) {
     for row in values.chunks(columns) {
         for group in row.chunks(scheme.group.map_or(columns, NonZeroUsize::get)) {
             let most = group.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
-            let top = if scheme.code == Code::Int8 { 127.0 } else { 448.0 };
+            let top = if scheme.code == CodeType::Int8 { 127.0 } else { 448.0 };
             let scale = short(scheme.scale, most / top);
             scales.extend_from_slice(&scale);
             let scale = wide(scheme.scale, &scale)[0];
             for value in group {
                 codes.push(if scale == 0.0 {
                     0
-                } else if scheme.code == Code::Int8 {
+                } else if scheme.code == CodeType::Int8 {
                     (value / scale).clamp(-top, top).round_ties_even() as i8 as u8
                 } else {
                     nearest_e4m3((value / scale).clamp(-top, top))
@@ -75,7 +75,7 @@ fn meant(scheme: Scheme, columns: usize, codes: &[u8], scales: &[u8], to: Float)
         for group in row.chunks(scheme.group.map_or(columns, NonZeroUsize::get)) {
             let scale = scales.next().unwrap();
             for code in group {
-                let number = if scheme.code == Code::Int8 { f32::from(*code as i8) } else { e4m3(*code) };
+                let number = if scheme.code == CodeType::Int8 { f32::from(*code as i8) } else { e4m3(*code) };
                 out.extend(short(to, number * scale));
             }
         }
@@ -93,7 +93,7 @@ fn quantised(scheme: Scheme, columns: usize, float: Float, bytes: &[u8]) -> Resu
 
 fn schemes() -> impl Strategy<Value = Scheme> {
     let group = prop_oneof![Just(0), Just(64), Just(128), 1..200_usize];
-    let code = prop_oneof![Just(Code::Int8), Just(Code::F8E4m3)];
+    let code = prop_oneof![Just(CodeType::Int8), Just(CodeType::F8E4m3)];
     (code, group, 0..3_usize).prop_map(|(code, group, scale)| Scheme {
         code,
         group: NonZeroUsize::new(group),
@@ -122,7 +122,7 @@ proptest! {
 
     #[test]
     fn int8_error_is_at_most_half_a_step(columns in 1..300_usize, seed: u64) {
-        let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::F32 };
+        let scheme = Scheme { code: CodeType::Int8, group: NonZeroUsize::new(64), scale: Float::F32 };
         let mut random = fastrand::Rng::with_seed(seed);
         let values: Vec<f32> = (0..columns).map(|_| random.f32() - 0.5).collect();
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -139,7 +139,8 @@ proptest! {
 #[test]
 fn every_code_has_its_value() {
     let codes: Vec<u8> = (0..=255).collect();
-    for (code, number) in [(Code::Int8, (|code| f32::from(code as i8)) as fn(u8) -> f32), (Code::F8E4m3, e4m3)] {
+    for (code, number) in [(CodeType::Int8, (|code| f32::from(code as i8)) as fn(u8) -> f32), (CodeType::F8E4m3, e4m3)]
+    {
         let scheme = Scheme { code, group: None, scale: Float::F32 };
         let mut out = vec![0; 1024];
         dequantise(scheme, 256, &codes, &1_f32.to_le_bytes(), (Float::F32, &mut out)).unwrap();
@@ -163,7 +164,7 @@ fn e4m3_rounds_to_the_nearest_code() {
     }
     // The largest value is 448, so the scale is one.
     let bytes: Vec<u8> = values.iter().flat_map(|value: &f32| value.to_le_bytes()).collect();
-    let scheme = Scheme { code: Code::F8E4m3, group: None, scale: Float::F32 };
+    let scheme = Scheme { code: CodeType::F8E4m3, group: None, scale: Float::F32 };
     let (codes, scales) = quantised(scheme, values.len(), Float::F32, &bytes).unwrap();
     assert_eq!(wide(Float::F32, &scales), [1.0]);
     for (value, code) in values.iter().zip(codes) {
@@ -173,7 +174,7 @@ fn e4m3_rounds_to_the_nearest_code() {
 
 #[test]
 fn zeros_stay_zeros_and_tiny_weights_may_underflow() {
-    let scheme = Scheme { code: Code::Int8, group: None, scale: Float::F16 };
+    let scheme = Scheme { code: CodeType::Int8, group: None, scale: Float::F16 };
     for (value, expected) in [(0.0, 0), (1e-7, 0), (1e-3, 127)] {
         let bytes = f32::to_le_bytes(value).repeat(70);
         let (codes, _) = quantised(scheme, 70, Float::F32, &bytes).unwrap();
@@ -183,7 +184,7 @@ fn zeros_stay_zeros_and_tiny_weights_may_underflow() {
 
 #[test]
 fn errors_name_the_row() {
-    let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(2), scale: Float::F16 };
+    let scheme = Scheme { code: CodeType::Int8, group: NonZeroUsize::new(2), scale: Float::F16 };
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -f32::NAN, 1e9] {
         let mut values = [1_f32; 12];
         values[7] = bad;
@@ -195,7 +196,7 @@ fn errors_name_the_row() {
 
 #[test]
 fn mismatched_slices_are_refused() {
-    let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::F16 };
+    let scheme = Scheme { code: CodeType::Int8, group: NonZeroUsize::new(64), scale: Float::F16 };
     assert_eq!(scheme.scales(3, 130), Some(9));
     assert_eq!(scheme.scales(3, 0), Some(0));
     assert_eq!(scheme.scales(usize::MAX, 130), None);

@@ -1,41 +1,25 @@
-//! Errors of driver calls, and of a missing library.
+//! Errors of calls, and of libraries that cannot be used.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::cufile_codes::GPU_MEMORY_PINNING_FAILED;
 
-/// The result of driver calls.
+/// `CUDA_SUCCESS`.
+pub(crate) const SUCCESS: i32 = 0;
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
+/// `CUDA_ERROR_NOT_INITIALIZED`.
+const NOT_INITIALIZED: i32 = 3;
+/// `CUDA_ERROR_NOT_READY`: work is not complete yet.
+pub(crate) const NOT_READY: i32 = 600;
+/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: the call is not permitted while a stream is captured.
+pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
+/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronises with it is captured.
+const CAPTURE_IMPLICIT: i32 = 906;
+
+/// The result of a call of the driver or of cuFile.
 pub type Result<T> = std::result::Result<T, Error>;
-
-/// The reason why a library is not available, such as the loader's errors for all places searched.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Unavailable {
-    pub(crate) text: String,
-    pub(crate) is_missing: bool,
-}
-
-impl Unavailable {
-    /// Creates the error of a library that is installed but cannot be used.
-    pub(crate) fn unusable(text: String) -> Self {
-        Self { text, is_missing: false }
-    }
-
-    /// Returns whether the library could not be loaded. cuFile may be found later, once the process has loaded other
-    /// libraries.
-    #[must_use]
-    pub fn is_missing(&self) -> bool {
-        self.is_missing
-    }
-}
-
-impl fmt::Display for Unavailable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for Unavailable {}
 
 /// The number of an error, by the library that it belongs to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,13 +28,13 @@ pub enum ErrorCode {
     Driver(i32),
     /// cuFile's (`CUfileOpError`).
     CuFile(i32),
-    /// The kernel's (`errno`).
-    Kernel(i32),
+    /// The operating system's (`errno`).
+    Os(i32),
     /// No number: the time limit passed.
     TimedOut,
 }
 
-/// A failed call of the driver, of cuFile or of the kernel.
+/// A failed call of the driver, of cuFile or of the operating system.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     pub(crate) call: &'static str,
@@ -79,7 +63,7 @@ impl Error {
 
     /// Returns whether cuFile could not pin more GPU memory (`CU_FILE_GPU_MEMORY_PINNING_FAILED`).
     #[must_use]
-    pub fn is_pinning_failed(&self) -> bool {
+    pub fn is_pinning_failure(&self) -> bool {
         self.code == ErrorCode::CuFile(GPU_MEMORY_PINNING_FAILED)
     }
 
@@ -92,7 +76,7 @@ impl Error {
     /// Returns whether the driver is not initialised in this process: it is a forked child of one that has initialised
     /// it.
     #[must_use]
-    pub fn is_forked(&self) -> bool {
+    pub fn is_not_initialised(&self) -> bool {
         self.code == ErrorCode::Driver(NOT_INITIALIZED)
     }
 
@@ -107,7 +91,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { call, code, text } = self;
         match code {
-            ErrorCode::Driver(code) | ErrorCode::CuFile(code) | ErrorCode::Kernel(code) => {
+            ErrorCode::Driver(code) | ErrorCode::CuFile(code) | ErrorCode::Os(code) => {
                 write!(f, "{call}: {text} ({code})")
             }
             ErrorCode::TimedOut => write!(f, "{call}: {text}"),
@@ -117,11 +101,31 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-pub(crate) const SUCCESS: i32 = 0;
-const OUT_OF_MEMORY: i32 = 2;
-const NOT_INITIALIZED: i32 = 3;
-/// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`: the call is not permitted while a stream is captured.
-pub(crate) const CAPTURE_UNSUPPORTED: i32 = 900;
-/// `CUDA_ERROR_STREAM_CAPTURE_IMPLICIT`: the default stream, while a stream that synchronises with it is captured.
-const CAPTURE_IMPLICIT: i32 = 906;
-pub(crate) const NOT_READY: i32 = 600;
+/// The reason why a library cannot be used, such as the loader's errors for all places searched.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unavailable {
+    pub(crate) text: String,
+    pub(crate) is_missing: bool,
+}
+
+impl Unavailable {
+    /// Creates the error of a library that is installed but cannot be used.
+    pub(crate) fn unusable(text: String) -> Self {
+        Self { text, is_missing: false }
+    }
+
+    /// Returns whether the library could not be loaded. cuFile may be found later, once the process has loaded other
+    /// libraries.
+    #[must_use]
+    pub fn is_missing(&self) -> bool {
+        self.is_missing
+    }
+}
+
+impl fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for Unavailable {}

@@ -39,7 +39,7 @@ impl FileWriter {
     /// Creates a writer with a private temporary next to the target.
     ///
     /// # Errors
-    /// The error of the folder.
+    /// If the folder does not permit or cannot store a new file.
     pub fn create(engine: Arc<Engine>, target: &Target, durability: Durability) -> Result<Self> {
         Self::replacing(engine, Replacement::new(target)?, durability)
     }
@@ -47,7 +47,7 @@ impl FileWriter {
     /// Creates a writer of the private files of a replacement.
     ///
     /// # Errors
-    /// The error of the kernel.
+    /// If the private files cannot be opened.
     pub fn replacing(engine: Arc<Engine>, replacement: Replacement, durability: Durability) -> Result<Self> {
         let file = replacement.open(engine.config().direct)?;
         Ok(Self {

@@ -4,8 +4,7 @@
 use std::time::Instant;
 
 use deepnvme_optim::{
-    Adam, Algorithm, FloatSlice, FloatSliceMut, Kernel, MomentMut, ParameterSlice, Rounding, SqrtMode, StepOptions,
-    ThreadPool,
+    Adam, Algorithm, FloatSlice, FloatSliceMut, Kernel, MomentMut, Part, Rounding, SqrtMode, StepOptions, ThreadPool,
 };
 use fearless_simd::{Level, dispatch};
 
@@ -59,7 +58,7 @@ fn main() {
                 let moments = vec![MomentMut::F32(&mut first), MomentMut::F32(&mut second)];
                 let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));
                 kernel(sqrt_mode)
-                    .step(&pool, &step, vec![ParameterSlice { index: 0, weights, grad, moments, out: None }])
+                    .step(&pool, &step, vec![Part { index: 0, weights, grad, moments, out: None }])
                     .unwrap();
             });
         }
@@ -69,8 +68,7 @@ fn main() {
             time(name, &mut || {
                 let moments = vec![MomentMut::F32(&mut first), MomentMut::F32(&mut second)];
                 let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::Bf16(&short_grad));
-                let part =
-                    ParameterSlice { index: 0, weights, grad, moments, out: Some(FloatSliceMut::Bf16(&mut out)) };
+                let part = Part { index: 0, weights, grad, moments, out: Some(FloatSliceMut::Bf16(&mut out)) };
                 kernel(SqrtMode::Exact).step(&pool, &StepOptions { rounding, ..step }, vec![part]).unwrap();
             });
         }
@@ -78,7 +76,7 @@ fn main() {
             let moments = vec![MomentMut::Bf16(&mut short_first), MomentMut::Bf16(&mut short_second)];
             let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));
             kernel(SqrtMode::Exact)
-                .step(&pool, &step, vec![ParameterSlice { index: 0, weights, grad, moments, out: None }])
+                .step(&pool, &step, vec![Part { index: 0, weights, grad, moments, out: None }])
                 .unwrap();
         });
         time("8-bit moments", &mut || {
@@ -86,7 +84,7 @@ fn main() {
             let moments = pairs.map(|(codes, scales)| MomentMut::Q8 { codes, scales }).collect();
             let (weights, grad) = (FloatSliceMut::F32(&mut weights), FloatSlice::F32(&grad));
             kernel(SqrtMode::Exact)
-                .step(&pool, &step, vec![ParameterSlice { index: 0, weights, grad, moments, out: None }])
+                .step(&pool, &step, vec![Part { index: 0, weights, grad, moments, out: None }])
                 .unwrap();
         });
         time("accumulate", &mut || {

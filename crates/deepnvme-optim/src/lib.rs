@@ -72,7 +72,7 @@ pub use gradient::{GradientNorm, accumulate, accumulate_with_level, gradient_nor
 pub use moment::{MomentMut, Sign};
 pub use moment_convert::{decode_moment, encode_moment};
 pub use sqrt::SqrtMode;
-pub use step::{Kernel, ParameterSlice, StepOptions};
+pub use step::{Kernel, Part, StepOptions};
 pub use thread_pool::{THREADS_MAX, ThreadPool};
 
 /// Elements that share a scale in 8-bit moments.

@@ -1,10 +1,15 @@
 //! One step over memory: each element is read once and written once.
 //!
-//! A [`ParameterSlice`] is divided into tasks. Threads take batches of tasks from a list, so that they share elements
-//! evenly, however small the parameters are. A task of fp32 only, without a copy of the weights, is updated in place,
-//! and any other in tiles that stay in the L1 cache: gradients, weights and moments are converted to fp32, gradients
-//! are unscaled and clipped, the algorithm updates the tile, and the results are rounded and stored, optionally with a
-//! copy of the weights in another type.
+//! A [`Part`] is divided into tasks. Threads take batches of tasks from a list, so that they share the elements evenly,
+//! however small the parameters are.
+//!
+//! A task of fp32 only, without a copy of the weights, is updated in place. Any other task is updated in tiles that stay
+//! in the L1 cache:
+//!
+//! 1. Gradients, weights and moments are converted to fp32.
+//! 2. Gradients are unscaled and clipped.
+//! 3. The algorithm updates the tile.
+//! 4. The results are rounded and stored, optionally with a copy of the weights in another type.
 
 use fearless_simd::{Level, Simd, dispatch};
 
@@ -21,11 +26,11 @@ use crate::{BATCH_ELEMENTS_MAX, SCALE_ELEMENTS, TASK_ELEMENTS_MAX, TILE};
 /// its loads advances by half a KiB, which the hardware prefetcher does not follow.
 const WIDE_TILE: usize = 8 * TILE;
 
-/// A slice of a parameter that a step updates.
+/// Some elements of a parameter, with their gradient and moments.
 #[derive(Debug)]
-pub struct ParameterSlice<'a> {
-    /// Position of the first element among all elements of the seed. Noise depends on it: a slice of a parameter gets
-    /// the noise that its elements have in the whole parameter.
+pub struct Part<'a> {
+    /// Position of the first element among all elements of the seed. Noise depends on it, so
+    /// that results do not depend on how a parameter is divided.
     pub index: u64,
     /// The weights to update: fp32 (the model's or master weights) or 16 bits.
     pub weights: FloatSliceMut<'a>,
@@ -66,8 +71,8 @@ pub struct Kernel {
     level: Level,
 }
 
-/// The context of a step, and one of its tasks.
-type Task<'c, 'a> = (&'c StepContext, ParameterSlice<'a>);
+/// A task, and the context of its step.
+type Task<'c, 'a> = (&'c StepContext, Part<'a>);
 
 /// Tasks in batches: small tasks together have at most [`BATCH_ELEMENTS_MAX`] elements, and a larger task is a batch of
 /// its own.
@@ -78,13 +83,13 @@ struct Batches<'c, 'a> {
     open_elements: usize,
 }
 
-/// Buffers of a thread. Their contents do not matter.
+/// Buffers of a thread. Each tile overwrites them.
 struct Scratch {
     noise: [u32; TILE],
     grads: [f32; TILE],
     weights: [f32; TILE],
     moments: [[f32; TILE]; MOMENTS_MAX],
-    /// In place of moments that the algorithm does not have.
+    /// Stands in for moments that the algorithm does not have.
     unused: [[f32; WIDE_TILE]; MOMENTS_MAX],
 }
 
@@ -127,21 +132,22 @@ impl Kernel {
         &self.algorithm
     }
 
-    /// Updates all slices. The result does not depend on threads or on how parameters are sliced.
+    /// Updates all parts. The result does not depend on threads or on how parameters are divided into parts.
     ///
     /// # Errors
     ///
-    /// [`Error::Invalid`] if slices do not fit each other or the algorithm, or the step is 0. Then nothing was changed.
-    pub fn step(&self, pool: &ThreadPool, step: &StepOptions, parts: Vec<ParameterSlice<'_>>) -> Result<()> {
+    /// [`Error::Invalid`] if a part's tensors differ in length, its moments are not the algorithm's, or the step is 0.
+    /// Then nothing was changed.
+    pub fn step(&self, pool: &ThreadPool, step: &StepOptions, parts: Vec<Part<'_>>) -> Result<()> {
         self.step_all(pool, vec![(*step, parts)])
     }
 
-    /// As [`Kernel::step`], for several lists of slices with options of their own. The threads share all of them.
+    /// As [`Kernel::step`], for several lists of parts, each with options of its own. The threads share all lists.
     ///
     /// # Errors
     ///
     /// As [`Kernel::step`].
-    pub fn step_all(&self, pool: &ThreadPool, lists: Vec<(StepOptions, Vec<ParameterSlice<'_>>)>) -> Result<()> {
+    pub fn step_all(&self, pool: &ThreadPool, lists: Vec<(StepOptions, Vec<Part<'_>>)>) -> Result<()> {
         for (step, parts) in &lists {
             if step.step == 0 {
                 return Err(Error::invalid("step is 0; the first one is 1"));
@@ -151,7 +157,7 @@ impl Kernel {
         let contexts: Vec<StepContext> = lists.iter().map(|(step, _)| self.context(step)).collect();
         let mut batches = Batches::default();
         for ((_, parts), context) in lists.into_iter().zip(&contexts) {
-            parts.into_iter().for_each(|part| part.cut(|task| batches.push(context, task)));
+            parts.into_iter().for_each(|part| part.split_into_tasks(|task| batches.push(context, task)));
         }
         pool.for_each(batches.finish(), |batch| {
             let mut scratch = Scratch::default();
@@ -168,14 +174,14 @@ impl Kernel {
             signs: self.algorithm.moments(),
             sqrt_mode: self.sqrt_mode,
             unscale: step.unscale,
-            // Negation changes only the sign bit.
+            // To maximise is to negate the gradient. A negated factor does that exactly: only the sign bit changes.
             clip: if self.algorithm.maximize() { -step.clip } else { step.clip },
             rounding: step.rounding,
             noise: Noise::new(step.seed, step.step),
         }
     }
 
-    fn check(&self, index: usize, part: &ParameterSlice<'_>) -> Result<()> {
+    fn check(&self, index: usize, part: &Part<'_>) -> Result<()> {
         let (elements, wanted) = (part.weights.len(), self.algorithm.moments().len());
         let same = |name: &str, len: usize| {
             if len == elements {
@@ -198,7 +204,7 @@ impl Kernel {
 }
 
 impl<'c, 'a> Batches<'c, 'a> {
-    fn push(&mut self, context: &'c StepContext, task: ParameterSlice<'a>) {
+    fn push(&mut self, context: &'c StepContext, task: Part<'a>) {
         let elements = task.weights.len();
         if self.open_elements > 0 && self.open_elements + elements > BATCH_ELEMENTS_MAX {
             self.full.push(std::mem::take(&mut self.open));
@@ -226,17 +232,17 @@ impl Default for Scratch {
     }
 }
 
-impl<'a> ParameterSlice<'a> {
-    /// Splits into tasks, and passes each on.
-    fn cut(self, mut each: impl FnMut(ParameterSlice<'a>)) {
+impl<'a> Part<'a> {
+    /// Calls `push` with each task of at most [`TASK_ELEMENTS_MAX`] elements.
+    fn split_into_tasks(self, mut push: impl FnMut(Part<'a>)) {
         let mut rest = self;
         while rest.weights.len() > TASK_ELEMENTS_MAX {
             let (head, tail) = rest.split_at(TASK_ELEMENTS_MAX);
-            each(head);
+            push(head);
             rest = tail;
         }
         if !rest.weights.is_empty() {
-            each(rest);
+            push(rest);
         }
     }
 
@@ -247,7 +253,10 @@ impl<'a> ParameterSlice<'a> {
     /// If `at` is neither a multiple of [`SCALE_ELEMENTS`] nor the end, or is beyond the end.
     #[must_use]
     pub fn split_at(self, at: usize) -> (Self, Self) {
-        assert!(at.is_multiple_of(SCALE_ELEMENTS) || at == self.weights.len(), "a block is not cut");
+        assert!(
+            at.is_multiple_of(SCALE_ELEMENTS) || at == self.weights.len(),
+            "a part is split between blocks, not inside one"
+        );
         let (weights, grad) = (self.weights.split_at(at), self.grad.split_at(at));
         let (heads, tails) = self.moments.into_iter().map(|moment| moment.split_at(at)).unzip();
         let (head, tail) = self.out.map(|out| out.split_at(at)).unzip();
@@ -292,8 +301,8 @@ impl StepContext {
     }
 
     #[inline(always)]
-    fn run<S: Simd>(&self, simd: S, part: &mut ParameterSlice<'_>, scratch: &mut Scratch) {
-        let ParameterSlice { index, weights, grad, moments, out } = part;
+    fn run<S: Simd>(&self, simd: S, part: &mut Part<'_>, scratch: &mut Scratch) {
+        let Part { index, weights, grad, moments, out } = part;
         let Scratch { noise, grads, weights: weights_buffer, moments: buffers, unused } = scratch;
         let is_noisy = moments.iter().any(MomentMut::is_rounded);
         let begin = match (&mut *weights, &*grad, &*out) {
@@ -305,7 +314,7 @@ impl StepContext {
         for at in (begin..weights.len()).step_by(TILE) {
             let grad = Grad { raw: grad.tile(at, grads), unscale: self.unscale, clip: self.clip };
             let is_ragged = weights.len() - at < TILE;
-            let place = *index + at as u64;
+            let position = *index + at as u64;
             {
                 let weights = weights.tile(at, weights_buffer);
                 let [first, second, third] = &mut *buffers;
@@ -317,16 +326,16 @@ impl StepContext {
                 let moments = [next(first), next(second), next(third)];
                 self.scalars.update(simd, self.sqrt_mode, Tiles { weights: &mut *weights, grad, moments });
                 if let Some(out) = out {
-                    let noise = weight_noise(self.rounding, self.noise, place, noise);
+                    let noise = weight_noise(self.rounding, self.noise, position, noise);
                     out.store(at, weights, noise);
                 }
             }
             if is_ragged || !matches!(weights, FloatSliceMut::F32(_)) {
-                let noise = weight_noise(self.rounding, self.noise, place, noise);
+                let noise = weight_noise(self.rounding, self.noise, position, noise);
                 weights.store(at, weights_buffer, noise);
             }
             if is_noisy {
-                self.noise.fill(NoiseStream::Moments, place, noise);
+                self.noise.fill(NoiseStream::Moments, position, noise);
             }
             for ((moment, sign), buffer) in moments.iter_mut().zip(self.signs).zip(&*buffers) {
                 if is_ragged || moment.is_rounded() {

@@ -162,7 +162,7 @@ fn dequantise<E: From<Error>>(
 
 #[cfg(test)]
 mod tests {
-    use deepnvme_codec::quant::{Code, Scheme};
+    use deepnvme_codec::quant::{CodeType, Scheme};
     use deepnvme_codec::{Float, pack};
     use proptest::prelude::*;
 
@@ -229,7 +229,7 @@ mod tests {
             prop_assert!(decoded(cast, &bytes, whole.len() + 4).is_err());
 
             let group = group.and_then(std::num::NonZeroUsize::new);
-            let scheme = Scheme { code: Code::Int8, group, scale: Float::F32 };
+            let scheme = Scheme { code: CodeType::Int8, group, scale: Float::F32 };
             let scales_bytes = scheme.scales(rows, columns).unwrap() * 4;
             let mut stored = vec![0; scales_bytes + rows * columns];
             let (scales, codes) = stored.split_at_mut(scales_bytes);
@@ -249,7 +249,7 @@ mod tests {
             let bytes = weights(rows * columns, seed);
             let (front, behind) = (cut.0 as usize % rows, cut.1 as usize % rows);
             prop_assume!(front + behind < rows);
-            let scheme = Scheme { code: Code::F8E4m3, group: std::num::NonZeroUsize::new(50), scale: Float::Bf16 };
+            let scheme = Scheme { code: CodeType::F8E4m3, group: std::num::NonZeroUsize::new(50), scale: Float::Bf16 };
             let (mut packed, mut quantised, mut expected) = (Vec::new(), Vec::new(), Vec::new());
             for part in bytes.chunks(part_rows * columns * 2) {
                 pack::encode(Float::Bf16, part, &mut packed).unwrap();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast, pack};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region, StreamHandle};
@@ -115,7 +115,7 @@ fn store(form: u8, columns: usize, bytes: &[u8], file: &mut Vec<u8>) -> (Option<
             (Some(Decoding::Cast { from: Float::Bf16, to: Float::F32 }), wide)
         }
         _ => {
-            let scheme = Scheme { code: Code::Int8, group: NonZeroUsize::new(64), scale: Float::Bf16 };
+            let scheme = Scheme { code: CodeType::Int8, group: NonZeroUsize::new(64), scale: Float::Bf16 };
             let rows = bytes.len() / 2 / columns;
             let mut stored = vec![0; scheme.scales(rows, columns).unwrap() * 2 + rows * columns];
             let (scales, codes) = stored.split_at_mut(scheme.scales(rows, columns).unwrap() * 2);

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use deepnvme_checkpoint::read::{FileMetadata, Reader};
 use deepnvme_checkpoint::write::{Save, SaveOptions, Tensor};
 use deepnvme_checkpoint::{Error, Progress, Result};
-use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast};
 use deepnvme_file::replace::PrivateFolder;
 use deepnvme_file::{StripeSet, Target};
@@ -171,7 +171,7 @@ fn bytes_of(engine: &Arc<Engine>, reader: &Reader, tensor: &safetensors::Tensor)
 }
 
 /// A tensor after quantising and dequantising.
-fn rounded(code: Code, group: usize, float: Float, columns: usize, bytes: &[u8]) -> Vec<u8> {
+fn rounded(code: CodeType, group: usize, float: Float, columns: usize, bytes: &[u8]) -> Vec<u8> {
     let scheme = Scheme { code, group: std::num::NonZeroUsize::new(group), scale: Float::Bf16 };
     let elements = bytes.len() / float.bytes();
     let mut codes = vec![0; elements];
@@ -207,8 +207,8 @@ proptest! {
         disks.iter().for_each(|disk| fs::create_dir(disk).unwrap());
         let disks = if is_striped { disks } else { Vec::new() };
         let modes = [
-            EncodingMode::Auto, EncodingMode::Lossless, EncodingMode::Keep, EncodingMode::Cast(Float::F32), EncodingMode::Quantised(Code::Int8, group),
-            EncodingMode::Quantised(Code::F8E4m3, group),
+            EncodingMode::Auto, EncodingMode::Lossless, EncodingMode::Keep, EncodingMode::Cast(Float::F32), EncodingMode::Quantised(CodeType::Int8, group),
+            EncodingMode::Quantised(CodeType::F8E4m3, group),
         ];
         for (number, mode) in modes.into_iter().enumerate() {
             let folder = out.path().join(format!("packed{number}"));
@@ -326,7 +326,7 @@ fn a_source_that_changes_after_it_was_opened_is_not_packed() {
     // Without checksums nothing else notices.
     let options = SaveOptions { has_checksums: false, ..SaveOptions::default() };
     save_tensor(&engine, &source, &[1 << 18], bytes, options);
-    for mode in [EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)] {
+    for mode in [EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(CodeType::Int8, 64)] {
         let target = folder.path().join("packed");
         let packer = open_packer(&engine, &source, &target, mode).unwrap();
         let file = fs::File::options().write(true).open(&source).unwrap();
@@ -344,7 +344,7 @@ fn a_model_of_empty_tensors_is_packed() {
     let (engine, source) = (engine(None), folder.path().join("model.safetensors"));
     save_tensor(&engine, &source, &[0, 7], Vec::new(), SaveOptions::default());
     let modes =
-        [EncodingMode::Auto, EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(Code::Int8, 64)];
+        [EncodingMode::Auto, EncodingMode::Keep, EncodingMode::Lossless, EncodingMode::Quantised(CodeType::Int8, 64)];
     for (number, mode) in modes.into_iter().enumerate() {
         let target = folder.path().join(format!("packed-{number}"));
         let packed = open_packer(&engine, &source, &target, mode).unwrap().run(&Progress::default()).unwrap();
@@ -488,7 +488,7 @@ fn an_unencodable_weight_is_an_error_with_its_name() {
     bytes[80_000..80_004].copy_from_slice(&f32::INFINITY.to_le_bytes());
     save_tensor(&engine, &path, &[200, 200], bytes, SaveOptions::default());
     let packer =
-        open_packer(&engine, &path, &folder.path().join("new"), EncodingMode::Quantised(Code::Int8, 64)).unwrap();
+        open_packer(&engine, &path, &folder.path().join("new"), EncodingMode::Quantised(CodeType::Int8, 64)).unwrap();
     let refused = packer.run(&Progress::default()).unwrap_err().to_string();
     assert!(refused.contains("h.0.weight") && refused.contains("infinite"), "{refused}");
     assert!(!folder.path().join("new").exists());

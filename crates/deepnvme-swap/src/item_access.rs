@@ -178,13 +178,15 @@ fn explain(key: &str, error: WaitError<Error>, verb: &str) -> Error {
         WaitError::Broken => Error::BROKEN,
         WaitError::Interrupted => Error::Interrupted { key: key.into() },
         WaitError::Failed(error) => error,
-        WaitError::Deadlock(WaitingFor::Memory(_), own, all) => Error::Deadlock(format!(
-            "no memory for {key:?}: {all} items are borrowed, {own} of them by this thread, and every thread that could return \
-             one waits as well; return some first, or use more memory"
-        )),
-        WaitError::Deadlock(_, own, _) => Error::Deadlock(format!(
+        WaitError::Deadlock { waiting_for: WaitingFor::Memory(_), own_borrows, all_borrows } => {
+            Error::Deadlock(format!(
+                "no memory for {key:?}: {all_borrows} items are borrowed, {own_borrows} of them by this thread, and every \
+             thread that could return one waits as well; return some first, or use more memory"
+            ))
+        }
+        WaitError::Deadlock { own_borrows, .. } => Error::Deadlock(format!(
             "cannot {verb} {key:?}: it is borrowed already, by this thread or by one that waits for items of this thread \
-             ({own} borrowed); return it first"
+             ({own_borrows} borrowed); return it first"
         )),
     }
 }

@@ -52,8 +52,14 @@ pub(crate) enum WaitError<E> {
     Broken,
     Interrupted,
     Failed(E),
-    /// The wait that would never end, the borrows of the calling thread, and all borrows.
-    Deadlock(WaitingFor, usize, usize),
+    /// The wait would never end.
+    Deadlock {
+        waiting_for: WaitingFor,
+        /// Borrows of the calling thread.
+        own_borrows: usize,
+        /// Borrows of all threads.
+        all_borrows: usize,
+    },
 }
 
 impl<E: Clone> ItemTable<E> {
@@ -136,9 +142,9 @@ impl<E: Clone> ItemTable<E> {
                 break Err(error);
             }
             if table.is_deadlocked(thread) {
-                let (own, all) = table.detector.count_borrows(thread);
-                if own > 0 || all == 0 {
-                    break Err(WaitError::Deadlock(waiting_for, own, all));
+                let (own_borrows, all_borrows) = table.detector.count_borrows(thread);
+                if own_borrows > 0 || all_borrows == 0 {
+                    break Err(WaitError::Deadlock { waiting_for, own_borrows, all_borrows });
                 }
                 // A thread without borrows blocks nobody. Those that block each other are woken to report the deadlock,
                 // which frees memory for this one.
@@ -234,8 +240,8 @@ impl<E: Clone> ItemTable<E> {
                 continue;
             }
             if table.is_deadlocked(thread) {
-                let (own, all) = table.detector.count_borrows(thread);
-                break Err(WaitError::Deadlock(waiting_for, own, all));
+                let (own_borrows, all_borrows) = table.detector.count_borrows(thread);
+                break Err(WaitError::Deadlock { waiting_for, own_borrows, all_borrows });
             }
             let stop;
             (table, stop) = self.wait_for_change(table, is_cancelled);

@@ -1,4 +1,4 @@
-//! Any sequence of calls leaves what a map of keys to bytes would have.
+//! A swapper behaves like a map from keys to bytes, whatever the calls.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -17,11 +17,11 @@ use proptest::prelude::*;
 use crate::common::{LIMIT, World, change, engine, faulty, never, random, read, world};
 
 #[derive(Clone, Debug)]
-enum Step {
+enum Call {
     Put(usize, usize),
     Change(usize),
     Read(usize),
-    Leave(usize),
+    BorrowUnchanged(usize),
     Delete(usize),
     ReadAt(usize, usize, usize),
     WriteAt(usize, usize, usize),
@@ -32,65 +32,67 @@ enum Step {
     Import(usize, usize),
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn call() -> impl Strategy<Value = Call> {
     let key = 0_usize..8;
     prop_oneof![
-        4 => (key.clone(), 0_usize..40_000).prop_map(|(key, bytes)| Step::Put(key, bytes)),
-        4 => key.clone().prop_map(Step::Change),
-        4 => key.clone().prop_map(Step::Read),
-        1 => key.clone().prop_map(Step::Leave),
-        1 => key.clone().prop_map(Step::Delete),
-        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Step::ReadAt(key, from, bytes)),
-        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Step::WriteAt(key, from, bytes)),
-        1 => prop::collection::vec(key.clone(), 0..5).prop_map(Step::Prefetch),
-        1 => prop::collection::vec(key.clone(), 0..12).prop_map(Step::Schedule),
-        1 => Just(Step::Flush),
-        1 => key.clone().prop_map(Step::Export),
-        1 => (key, 0_usize..30_000).prop_map(|(key, bytes)| Step::Import(key, bytes)),
+        4 => (key.clone(), 0_usize..40_000).prop_map(|(key, bytes)| Call::Put(key, bytes)),
+        4 => key.clone().prop_map(Call::Change),
+        4 => key.clone().prop_map(Call::Read),
+        1 => key.clone().prop_map(Call::BorrowUnchanged),
+        1 => key.clone().prop_map(Call::Delete),
+        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Call::ReadAt(key, from, bytes)),
+        3 => (key.clone(), any::<usize>(), any::<usize>()).prop_map(|(key, from, bytes)| Call::WriteAt(key, from, bytes)),
+        1 => prop::collection::vec(key.clone(), 0..5).prop_map(Call::Prefetch),
+        1 => prop::collection::vec(key.clone(), 0..12).prop_map(Call::Schedule),
+        1 => Just(Call::Flush),
+        1 => key.clone().prop_map(Call::Export),
+        1 => (key, 0_usize..30_000).prop_map(|(key, bytes)| Call::Import(key, bytes)),
     ]
 }
 
-fn part(len: usize, from: usize, bytes: usize) -> std::ops::Range<usize> {
+/// Turns random numbers into a range of `len` bytes.
+fn range_within(len: usize, from: usize, bytes: usize) -> std::ops::Range<usize> {
     let from = from % (len + 1);
     from..from + bytes % (len - from + 1)
 }
 
-fn play(world: &World, steps: Vec<Step>) {
+/// Makes the calls to a swapper and to a map, and compares the results.
+fn run(world: &World, calls: Vec<Call>) {
     let swapper = &world.swapper;
     let mut model: HashMap<String, Vec<u8>> = HashMap::new();
-    for (turn, step) in steps.into_iter().enumerate() {
-        let seed = turn as u64;
-        match step {
-            Step::Put(key, bytes) => {
+    for (index, call) in calls.into_iter().enumerate() {
+        let seed = index as u64;
+        match call {
+            Call::Put(key, bytes) => {
                 let data = random(seed, bytes);
                 swapper.put(&key.to_string(), &Region::from_vec(data.clone())).unwrap();
                 model.insert(key.to_string(), data);
             }
-            Step::Change(key) => {
+            Call::Change(key) => {
                 if let Some(data) = model.get_mut(&key.to_string()) {
                     *data = random(seed, data.len());
                     change(swapper, &key.to_string(), data);
                 }
             }
-            Step::Read(key) => {
+            Call::Read(key) => {
                 let key = key.to_string();
                 match model.get(&key) {
-                    Some(data) => assert!(read(swapper, &key) == *data, "{key} in turn {turn}"),
+                    Some(data) => assert!(read(swapper, &key) == *data, "{key} in call {index}"),
                     None => assert!(matches!(swapper.borrow(&key, false, &mut never()), Err(Error::NotFound { .. }))),
                 }
             }
-            Step::Leave(key) => {
+            Call::BorrowUnchanged(key) => {
                 if model.contains_key(&key.to_string()) {
                     swapper.borrow(&key.to_string(), true, &mut never()).unwrap().mark_clean();
                 }
             }
-            Step::Delete(key) => {
-                let is_there = model.remove(&key.to_string()).is_some();
-                assert_eq!(swapper.delete(&key.to_string()).is_ok(), is_there);
+            Call::Delete(key) => {
+                let exists = model.remove(&key.to_string()).is_some();
+                assert_eq!(swapper.delete(&key.to_string()).is_ok(), exists);
             }
-            Step::ReadAt(key, from, bytes) => {
+            Call::ReadAt(key, from, bytes) => {
                 if let Some(data) = model.get(&key.to_string()) {
-                    let range = part(data.len(), from, bytes);
+                    let range = range_within(data.len(), from, bytes);
                     let out = Buffer::zeroed(range.len()).unwrap().into_region();
                     let seen = out.region();
                     let borrowed = swapper.access(&key.to_string(), false, &mut never()).unwrap();
@@ -100,36 +102,36 @@ fn play(world: &World, steps: Vec<Step>) {
                     assert!(found == data[range]);
                 }
             }
-            Step::WriteAt(key, from, bytes) => {
+            Call::WriteAt(key, from, bytes) => {
                 if let Some(data) = model.get_mut(&key.to_string()) {
-                    let range = part(data.len(), from, bytes);
+                    let range = range_within(data.len(), from, bytes);
                     data[range.clone()].copy_from_slice(&random(seed, range.len()));
                     let borrowed = swapper.access(&key.to_string(), true, &mut never()).unwrap();
                     borrowed.write_at(range.start, &Region::from_vec(data[range.clone()].to_vec())).unwrap();
                 }
             }
-            Step::Prefetch(keys) => {
+            Call::Prefetch(keys) => {
                 let keys: Vec<String> = keys.iter().map(usize::to_string).collect();
-                let are_there = keys.iter().all(|key| model.contains_key(key));
-                assert_eq!(swapper.prefetch(keys.iter().map(String::as_str)).is_ok(), are_there);
+                let exist = keys.iter().all(|key| model.contains_key(key));
+                assert_eq!(swapper.prefetch(keys.iter().map(String::as_str)).is_ok(), exist);
             }
-            Step::Schedule(keys) => {
+            Call::Schedule(keys) => {
                 let keys: Vec<String> = keys.iter().map(usize::to_string).collect();
-                swapper.schedule(keys.iter().map(String::as_str), turn % 2 == 0).unwrap();
+                swapper.schedule(keys.iter().map(String::as_str), index % 2 == 0).unwrap();
             }
-            Step::Flush => swapper.flush(None, &mut never()).unwrap(),
-            Step::Export(key) => {
+            Call::Flush => swapper.flush(None, &mut never()).unwrap(),
+            Call::Export(key) => {
                 if let Some(data) = model.get(&key.to_string()) {
                     let path = world.folder.path().join("export");
                     let file = std::fs::File::create(&path).unwrap();
-                    let at = [0, 4096, 77][turn % 3];
+                    let at = [0, 4096, 77][index % 3];
                     let copied = swapper.export(&key.to_string(), file.as_fd(), at, &mut never()).unwrap();
                     assert_eq!(copied.shared_bytes + copied.kernel_bytes + copied.memory_bytes, data.len() as u64);
                     let found = std::fs::read(&path).unwrap();
                     assert!(found.get(at as usize..).unwrap_or_default() == *data);
                 }
             }
-            Step::Import(key, bytes) => {
+            Call::Import(key, bytes) => {
                 let path = world.folder.path().join("import");
                 let data = random(seed, bytes + 100);
                 std::fs::write(&path, &data).unwrap();
@@ -144,7 +146,7 @@ fn play(world: &World, steps: Vec<Step>) {
         assert_eq!(stats.items, model.len() as u64);
     }
     for (key, data) in &model {
-        assert!(read(swapper, key) == *data, "{key} in the end");
+        assert!(read(swapper, key) == *data, "{key} at the end");
     }
 }
 
@@ -152,23 +154,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_behaves_like_a_map(steps in prop::collection::vec(step(), 1..70), pages in 10_usize..30, has_checksums: bool, prefetch in 0_usize..20, headroom in 0_usize..20) {
+    fn it_behaves_like_a_map(calls in prop::collection::vec(call(), 1..70), pages in 10_usize..30, has_checksums: bool, prefetch in 0_usize..20, headroom in 0_usize..20) {
         with_time_limit("it_behaves_like_a_map", LIMIT, || {
             let world = world(engine(), pages * 4096, |options| {
                 options.has_checksums = has_checksums;
                 options.prefetch_bytes = Some(prefetch * 4096);
                 options.headroom_bytes = Some(headroom * 4096);
             });
-            play(&world, steps);
+            run(&world, calls);
         });
     }
 
-    /// Interruptions and short transfers, which the engine hides, in any order.
+    /// The engine hides short and interrupted transfers, and completions in any order.
     #[test]
-    fn short_and_interrupted_transfers_change_nothing(steps in prop::collection::vec(step(), 1..40), seed: u64) {
+    fn short_and_interrupted_transfers_change_nothing(calls in prop::collection::vec(call(), 1..40), seed: u64) {
         with_time_limit("short_and_interrupted_transfers_change_nothing", LIMIT, || {
             let plan = FaultPlan { seed, short: 200, eintr: 50, eagain: 50, reorder: true, slow: 100, slow_max: Duration::from_millis(2), ..FaultPlan::default() };
-            play(&world(faulty(plan).0, 14 * 4096, |_| {}), steps);
+            run(&world(faulty(plan).0, 14 * 4096, |_| {}), calls);
         });
     }
 }

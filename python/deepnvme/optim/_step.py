@@ -297,7 +297,7 @@ class SteppingOptimizer(OptimizerBase):
         try:
             indirect = [
                 {member: self._gradient(some[member]) for member in members}
-                for some, members in zip(params, step_gradients.odd, strict=True)
+                for some, members in zip(params, step_gradients.indirect, strict=True)
             ]
         except (_GradientGoneError, UnsupportedError):
             # Another thread's `close` takes the gradients away.

@@ -1,8 +1,8 @@
 //! Plans: what a step changes, and where the state is. A plan lasts as long as the parameters of the param groups.
 //!
 //! A plan caches no address. Each step asks torch for the addresses, shapes and dtypes of all tensors, with one C call
-//! for each, and hands parameters that do not fit to Python: "stale" ones, whose state must be initialised or
-//! converted, and "odd" ones, which only general code understands (subclasses, sparse gradients, other memory orders).
+//! for each, and hands two kinds of parameters to Python. The state of "stale" ones must be initialised or converted.
+//! The gradients of "indirect" ones must be copied first: subclasses, sparse gradients, other memory orders.
 
 use std::sync::{Mutex, MutexGuard};
 

@@ -26,7 +26,7 @@ const MASTER: &str = "master";
 /// The name of step counts there.
 const STEP: &str = "step";
 
-/// The gradients of one step, except the "odd" ones.
+/// The gradients of one step that it can use as they are in memory; ``indirect`` lists the others.
 ///
 /// They stay alive until ``release``. Then only weak references are left, for ``is_same``.
 #[pyclass(frozen, name = "StepGradients", module = "deepnvme._deepnvme")]
@@ -34,7 +34,7 @@ pub(crate) struct PyStepGradients {
     plan: Py<PyStepPlan>,
     /// Members of each group whose gradients a step cannot use as they are in memory.
     #[pyo3(get)]
-    odd: Vec<Vec<usize>>,
+    indirect: Vec<Vec<usize>>,
     /// The number of the others in each group.
     #[pyo3(get)]
     counts: Vec<usize>,
@@ -67,7 +67,7 @@ impl PyStepGradients {
             groups.iter().map(|group| group.members.iter().map(|one| one.param.clone_ref(py)).collect()).collect()
         };
         let _no_collection = GcPause::new(py);
-        let (mut noted, mut odd) = (Vec::new(), Vec::new());
+        let (mut noted, mut indirect) = (Vec::new(), Vec::new());
         for params in params {
             let (mut plain, mut others) = (Vec::with_capacity(params.len()), Vec::new());
             for (member, param) in params.into_iter().enumerate() {
@@ -84,11 +84,11 @@ impl PyStepGradients {
                 }
             }
             noted.push(plain);
-            odd.push(others);
+            indirect.push(others);
         }
         let counts = noted.iter().map(Vec::len).collect();
         let plan = plan.clone().unbind();
-        let gradients = Self { plan, odd, counts, state: Mutex::default(), noted: noted.into() };
+        let gradients = Self { plan, indirect, counts, state: Mutex::default(), noted: noted.into() };
         gradients.refresh(py, state)?;
         Ok(gradients)
     }

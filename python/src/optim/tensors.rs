@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use deepnvme_mem::dlpack::DLDataType;
-use deepnvme_optim::{Float, FloatSlice, FloatSliceMut, MomentMut, ParameterSlice};
+use deepnvme_optim::{Float, FloatSlice, FloatSliceMut, MomentMut, Part};
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::prelude::*;
 
@@ -175,10 +175,10 @@ impl PartTensors {
 
     /// # Safety
     /// `check_disjoint` of the tensors of all parts of the step has succeeded.
-    pub(super) unsafe fn part(&mut self) -> ParameterSlice<'_> {
+    pub(super) unsafe fn part(&mut self) -> Part<'_> {
         // SAFETY: the tensors that a step changes overlap no other, as this function requires.
         unsafe {
-            ParameterSlice {
+            Part {
                 index: self.index,
                 weights: self.weights.numbers_mut(),
                 grad: self.grad.numbers(),

@@ -1,4 +1,4 @@
-"""Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `zygote.SETUP`."""
+"""Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `fork_server.SETUP`."""
 
 STATE = "state = {'a': torch.arange(24 << 20, dtype=torch.float32)}\n"
 SMALL = "state = {'a': torch.arange(1 << 20, dtype=torch.float32)}\n"
@@ -38,7 +38,7 @@ assert os.listdir() == ["output"]
         STATE
         + """
 for name in ("file.pt", "file.safetensors"):
-    came.clear()
+    event_times.clear()
     soon(interrupt, busy())
     raises(KeyboardInterrupt, lambda: deepnvme.save(state, name))
     assert os.listdir() == ["output"]
@@ -67,11 +67,11 @@ deepnvme.save(state, "file.pt", durability="none", engine=deepnvme.Engine())
 soon(deepnvme.default_engine().close, busy())
 try:
     loaded = deepnvme.load("file.pt", engine=deepnvme.default_engine())
-    while not came:
+    while not event_times:
         time.sleep(0.001)
     assert loaded["a"].equal(state["a"])
 except errors.ClosedError:
-    in_time()
+    check_time()
 """,
     ),
     (LOAD, "Ctrl-C"): (
@@ -81,7 +81,7 @@ except errors.ClosedError:
 deepnvme.save(state, "file.pt", durability="none", engine=deepnvme.Engine())
 soon(interrupt, busy())
 raises(KeyboardInterrupt, lambda: deepnvme.load("file.pt"))
-came.clear()
+event_times.clear()
 soon(interrupt, busy())
 raises(KeyboardInterrupt, lambda: deepnvme.load("file.pt", into=state))
 """,
@@ -196,7 +196,7 @@ while not checkpointer.checkpoints:
 soon(interrupt, moves)
 raises(KeyboardInterrupt, checkpointer.wait)
 with checkpointer.overlap():
-    came.clear()
+    event_times.clear()
     checkpointer.save(2, {"a": torch.ones(3)})
     checkpointer.wait()
     assert [entry.step for entry in checkpointer.checkpoints] == [1, 2]

@@ -77,7 +77,7 @@ for call in (
 ):
     before = engine.stats()
     moved = before.bytes_written + before.bytes_read
-    came.clear()
+    event_times.clear()
     soon(interrupt, lambda: (lambda now: now.bytes_written + now.bytes_read > moved)(engine.stats()))
     raises(KeyboardInterrupt, call)
     now = engine.stats()
@@ -136,7 +136,7 @@ raises(KeyboardInterrupt, lambda: engine.read(data[:PART * 4], stripes))
     (WAIT, "timeout"): (
         "raises `WaitTimeoutError`; the transfer goes on",
         PENDING
-        + "came.append(time.monotonic() + 0.1)\nraises(errors.WaitTimeoutError, lambda: pending.result(0.1))\n"
+        + "event_times.append(time.monotonic() + 0.1)\nraises(errors.WaitTimeoutError, lambda: pending.result(0.1))\n"
         + "assert not pending.done()",
     ),
     (WAIT, "close"): (FINISHED, SMALL + "soon(engine.close, started)\nassert returns(pending.result) == PART"),
@@ -163,7 +163,7 @@ async def waiting():
     return await pending
 async def main():
     await asyncio.wait_for(waiting(), 0.1)
-came.append(time.monotonic() + 0.1)
+event_times.append(time.monotonic() + 0.1)
 raises((TimeoutError, asyncio.TimeoutError), lambda: asyncio.run(main()))
 assert not pending.done()
 """,
@@ -269,12 +269,12 @@ assert not os.path.exists("new")
         + """
 writer.write(data[: 1 << 20])
 threads = [threading.Thread(target=writer.close) for _ in range(2)]
-came.append(time.monotonic())
+event_times.append(time.monotonic())
 for thread in threads:
     thread.start()
 for thread in threads:
     thread.join()
-in_time()
+check_time()
 assert os.path.getsize("new") == 1 << 20
 """,
     ),
@@ -283,14 +283,14 @@ assert os.path.getsize("new") == 1 << 20
         WRITER
         + """
 writer.write(data[:64 << 20])
-came.append(time.monotonic())
+event_times.append(time.monotonic())
 threading.Timer(0.01, interrupt).start()
 try:
     writer.close()
     time.sleep(0.2)
 except KeyboardInterrupt:
     pass
-in_time()
+check_time()
 assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
 """,
     ),

@@ -1,4 +1,4 @@
-"""Calls that wait, against all that can come while they do; ``docs/explanation/blocking-calls.md`` has the tables."""
+"""Blocking calls during cancel, close, Ctrl-C, fork and exit, as ``docs/explanation/blocking-calls.md`` tabulates."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import deepnvme
 from . import checkpoints, engine, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .engine import FILE_CLOSE, FILE_WRITE, FIRST, HANDLE
+from .fork_server import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TIMED_OUT_STATUS, TORCH, ForkServer
 from .training import SAVE_STATE
-from .zygote import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TOO_SLOW, TORCH, Zygote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Of a thread that Python ends inside a function of torch; one inside ours ends in another way.
+# The message of a thread that Python ends inside a function of torch. Threads inside our functions do not abort.
 ABORTED_BY_TORCH = "terminate called without an active exception"
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
@@ -55,14 +55,16 @@ def test_the_document_and_the_tests_have_the_same_tables() -> None:
 
 
 @pytest.fixture(scope="module")
-def zygotes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Zygote]]:
-    """Have one for all cells that need torch, and one for the others."""
+def fork_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, ForkServer]]:
+    """Start one for the programs that need torch, and one for the others."""
     has_torch = importlib.util.find_spec("torch") is not None
     imports = {False: ("", ""), True: (TORCH, TENSORS)} if has_torch else {False: ("", "")}
-    made = {needs_torch: Zygote(tmp_path_factory.mktemp("settings"), *text) for needs_torch, text in imports.items()}
-    yield made
-    for zygote in made.values():
-        zygote.close()
+    servers = {
+        needs_torch: ForkServer(tmp_path_factory.mktemp("settings"), *code) for needs_torch, code in imports.items()
+    }
+    yield servers
+    for server in servers.values():
+        server.close()
 
 
 def name_of(part: str) -> str:
@@ -71,31 +73,31 @@ def name_of(part: str) -> str:
 
 @pytest.mark.parametrize(("row", "column", "program"), PROGRAMS, ids=name_of)
 def test_a_call_that_waits_ends_in_time(
-    row: str, column: str, program: str, tmp_path: Path, zygotes: dict[bool, Zygote]
+    row: str, column: str, program: str, tmp_path: Path, fork_servers: dict[bool, ForkServer]
 ) -> None:
     setup = SETUP + (engine.SETUP if row in engine.ROWS else "")
     needs_torch = row not in engine.ROWS or row == HANDLE
-    if needs_torch not in zygotes:
+    if needs_torch not in fork_servers:
         pytest.skip("torch is not installed")
     for attempt in range(ATTEMPTS):
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        # A call that goes on would finish at exit, which is another cell.
+        # Otherwise a call that still runs would finish at exit, which is the column for exit.
         end = "" if column == "exit" else "\nos._exit(0)\n"
-        status, ended = zygotes[needs_torch].run(folder, setup + textwrap.dedent(program) + end)
-        said = (folder / "output").read_text()
-        late = status == TOO_SLOW
-        if column == "exit" and status == -signal.SIGABRT and ABORTED_BY_TORCH in said:
+        status, ended = fork_servers[needs_torch].run(folder, setup + textwrap.dedent(program) + end)
+        output = (folder / "output").read_text()
+        late = status == TIMED_OUT_STATUS
+        if column == "exit" and status == -signal.SIGABRT and ABORTED_BY_TORCH in output:
             status = 0
         if column == "exit" and status == 0:
             # Threads that end meanwhile may write on the same line.
-            left, over = map(float, re.findall(r"\b\d{10}\.\d+", said)[-2:])
-            # torch takes its time to be unloaded, which is none of ours.
-            late = (over if needs_torch else ended) - left > LIMIT_S
+            exit_began, exit_ended = map(float, re.findall(r"\b\d{10}\.\d+", output)[-2:])
+            # Python unloads torch after our exit handlers, which takes long and is not measured.
+            late = (exit_ended if needs_torch else ended) - exit_began > LIMIT_S
             if not late:
                 assert_left(row, folder)
         if not late:
-            assert status == 0, f"{CELLS[row, column][0]}: status {status}\n{said}"
+            assert status == 0, f"{CELLS[row, column][0]}: status {status}\n{output}"
             return
     pytest.fail(f"{row} against {column} took longer than {LIMIT_S} s, {ATTEMPTS} times")
 

@@ -106,7 +106,7 @@ for call in (
     lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
 ):
-    came.clear()
+    event_times.clear()
     soon(interrupt, at(0.1))
     raises(KeyboardInterrupt, call)
 assert set(swapper.keys()) == {"a", "b"}
@@ -194,7 +194,7 @@ threading.Thread(target=unless_closed(swapper.flush), daemon=True).start()
 while not moves():
     time.sleep(0.001)
 def close():
-    came.append(time.monotonic())
+    event_times.append(time.monotonic())
     interrupt()
     swapper.close()
     time.sleep(0.2)
@@ -228,12 +228,12 @@ leave(swapper.close, at(0))
 soon(model.streaming.close, busy())
 try:
     run()
-    while not came:
+    while not event_times:
         time.sleep(0.001)
 except (errors.ClosedError, RuntimeError, NotImplementedError) as error:
     # The model had weights on the meta device, which nobody can compute with.
     assert isinstance(error, errors.ClosedError) or "meta" in str(error), error
-    in_time()
+    check_time()
 assert model.streaming.is_closed
 """,
     ),
@@ -272,7 +272,7 @@ both_close(model.streaming.close, moves)
         STREAMED
         + """
 def close():
-    came.append(time.monotonic())
+    event_times.append(time.monotonic())
     interrupt()
     model.streaming.close()
     time.sleep(0.2)
@@ -344,10 +344,10 @@ assert not is_writing() and "state" not in os.listdir()
 optimizer.save_state("state")
 state, load = optimizer.state_dict(), optimizer.load_state
 def interrupted():
-    came.append(time.monotonic())
+    event_times.append(time.monotonic())
     interrupt()
     load("state")
-came.clear()
+event_times.clear()
 raises(KeyboardInterrupt, interrupted)
 load("state")
 optimizer.step()

@@ -79,10 +79,10 @@ def bench(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(_BENCHMARKS)
     # Names of the benchmark that other tests must not find.
     before = set(sys.modules)
-    importlib.import_module("storagebench.cache").spare_others()
+    importlib.import_module("common.cache").spare_others()
     yield Bench(tmp_path, gpu)
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("gpubench", "storagebench"):
+        if name.partition(".")[0] in ("gpubench", "common"):
             del sys.modules[name]
 
 
@@ -151,7 +151,7 @@ _WORKER = """
 import os, sys, time
 sys.path.insert(0, {benchmarks!r})
 from gpubench import rows, tool, work, worker
-from storagebench.measure import Sample
+from common.measure import Sample
 
 class Tool(tool.ToolBase):
     group = "baseline"

@@ -19,18 +19,18 @@ _FORKS.set_forkserver_preload(["deepnvme._checkpoint.checkpointer", "deepnvme.op
 
 # This folder, and this process's `sys.path`.
 _PATHS = [str(Path(__file__).parent), *(os.path.abspath(path) for path in sys.path if path)]  # noqa: PTH100
-_PATIENCE_S = 100
+_TIMEOUT_S = 100
 
-_BOOT = """
+_STARTUP = """
 import atexit, os, signal, sys, traceback
-signal.alarm(2 * patience_s)
+signal.alarm(2 * timeout_s)
 sys.path[:] = paths + sys.path
 os.chdir(folder)
 for number in (1, 2):
     os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
 status = 1
 try:
-    exec(code, {"__name__": "__main__", "say": said.send})
+    exec(code, {"__name__": "__main__", "send": sender.send})
     atexit._run_exitfuncs()
     status = 0
 except BaseException:
@@ -42,7 +42,7 @@ os._exit(status)
 
 
 class Child:
-    """A running program. It has ``say``, for which :meth:`hear` waits.
+    """A running program. It calls ``send`` with messages, which :meth:`receive` waits for.
 
     Args:
         code: the program.
@@ -51,20 +51,20 @@ class Child:
     """
 
     def __init__(self, code: str, folder: Path, output: Path) -> None:
-        self._hearing: Connection
-        self._hearing, said = _FORKS.Pipe(duplex=False)
+        self._receiver: Connection
+        self._receiver, sender = _FORKS.Pipe(duplex=False)
         names: dict[str, object] = {"code": code, "paths": _PATHS, "folder": str(folder), "output": str(output)}
-        names |= {"said": said, "patience_s": _PATIENCE_S}
+        names |= {"sender": sender, "timeout_s": _TIMEOUT_S}
         self._output = output
-        self._process = _FORKS.Process(target=exec, args=(_BOOT, names))
+        self._process = _FORKS.Process(target=exec, args=(_STARTUP, names))
         self._process.start()
-        said.close()
+        sender.close()
 
-    def hear(self) -> object:
+    def receive(self) -> object:
         """Wait for a message."""
-        assert self._hearing.poll(_PATIENCE_S), "it says nothing"
+        assert self._receiver.poll(_TIMEOUT_S), "it sends no message"
         try:
-            return self._hearing.recv()
+            return self._receiver.recv()
         except EOFError:
             raise AssertionError(f"it has ended: {self.printed()}") from None
 
@@ -75,16 +75,16 @@ class Child:
     def kill(self) -> None:
         """Kill it at once, as ``kill -9`` does."""
         self._process.kill()
-        self._process.join(_PATIENCE_S)
+        self._process.join(_TIMEOUT_S)
 
     def close(self) -> None:
         """Clean up."""
-        self._hearing.close()
+        self._receiver.close()
         self._process.close()
 
     def wait(self) -> str:
         """Wait until it ends successfully. Return its output."""
-        self._process.join(_PATIENCE_S)
+        self._process.join(_TIMEOUT_S)
         status = self._process.exitcode
         assert status is not None, f"it hangs: {self.printed()}"
         assert status == 0, f"status {status}: {self.printed()}"

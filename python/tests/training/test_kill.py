@@ -39,7 +39,7 @@ def borrow(swapper, key, **options):
     # Count exclusive borrows only: the forward pass borrows blocks as well, but shares them.
     borrows += not options.get("shared", False)
     if stop and borrows == stop:
-        say("in the middle")
+        send("in the middle")
         time.sleep(1000)
     return plain(swapper, key, **options)
 deepnvme.Swapper.borrow = borrow
@@ -65,7 +65,7 @@ for step in range({STEPS}):
 def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) -> None:
     saved = folder.with_name("checkpoints")
     with child(f"parameters_on_disk = {parameters_on_disk}\n{CHILD}", folder) as training_one:
-        assert training_one.hear() == "in the middle"
+        assert training_one.receive() == "in the middle"
         training_one.kill()
     assert list(folder.iterdir()) == [], "the swap files went with the process"
 

@@ -25,13 +25,11 @@ mod python;
 mod report;
 mod session;
 mod shell;
-mod standard_streams;
 mod tune;
 
 pub use python::python_command;
 pub use session::{CommandResult, Session};
 use session::{output_error, print};
-pub use standard_streams::{CheckedStdout, reserve_standard_streams};
 
 /// Runs the command of these arguments; the first is the program's name. Returns the exit status: 0 success, 1 failure,
 /// 2 usage error.

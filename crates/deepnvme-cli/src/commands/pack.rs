@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_codec::Float;
-use deepnvme_codec::quant::Code;
+use deepnvme_codec::quant::CodeType;
 use deepnvme_io::{Config, Engine};
 use deepnvme_perf::Result;
 use deepnvme_perf::measure::Phase;
@@ -56,7 +56,7 @@ fn mode(options: &PackArguments) -> EncodingMode {
         PackedForm::Bf16 => EncodingMode::Cast(Float::Bf16),
         PackedForm::Fp16 => EncodingMode::Cast(Float::F16),
         PackedForm::Fp32 => EncodingMode::Cast(Float::F32),
-        PackedForm::Int8 => EncodingMode::Quantised(Code::Int8, options.group as usize),
-        PackedForm::Fp8 => EncodingMode::Quantised(Code::F8E4m3, options.group as usize),
+        PackedForm::Int8 => EncodingMode::Quantised(CodeType::Int8, options.group as usize),
+        PackedForm::Fp8 => EncodingMode::Quantised(CodeType::F8E4m3, options.group as usize),
     }
 }

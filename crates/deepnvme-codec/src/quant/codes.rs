@@ -10,9 +10,9 @@ pub(super) trait QuantCode {
     fn decode(code: u8) -> f32;
 }
 
-/// [`Int8`](super::Code::Int8).
+/// [`Int8`](super::CodeType::Int8).
 pub(super) struct Int8;
-/// [`F8E4m3`](super::Code::F8E4m3).
+/// [`F8E4m3`](super::CodeType::F8E4m3).
 pub(super) struct E4m3;
 
 /// The difference of the exponent biases of fp32 and e4m3, shifted to the exponent field of fp32.

@@ -4,7 +4,7 @@
 //! (the last may be shorter), and a group shares a scale. All arithmetic is fp32, each operation rounded once, to
 //! nearest:
 //!
-//! | | [`Code::Int8`] | [`Code::F8E4m3`] |
+//! | | [`CodeType::Int8`] | [`CodeType::F8E4m3`] |
 //! |---|---|---|
 //! | scale | `narrow(max(abs(x)) / 127)` | `narrow(max(abs(x)) / 448)` |
 //! | code | `round(clamp(x / scale, -127, 127))` | `e4m3fn(clamp(x / scale, -448, 448))` |
@@ -20,7 +20,7 @@
 mod codes;
 mod scheme;
 
-pub use scheme::{Code, Scheme};
+pub use scheme::{CodeType, Scheme};
 
 use crate::cast::{Element, F32};
 use crate::half::{Bf16, F16, F32_INFINITY, F32_MAGNITUDE, Half};
@@ -44,22 +44,22 @@ pub fn quantise(
     scheme.check(columns, (from, source.len()), codes.len(), scales.len())?;
     let sizes = (columns.max(1), scheme.group_of(columns));
     let done = match (from, scheme.code) {
-        (Float::Bf16, Code::Int8) => {
+        (Float::Bf16, CodeType::Int8) => {
             vectorise!(quantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
         }
-        (Float::F16, Code::Int8) => {
+        (Float::F16, CodeType::Int8) => {
             vectorise!(quantise_groups::<F16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
         }
-        (Float::F32, Code::Int8) => {
+        (Float::F32, CodeType::Int8) => {
             vectorise!(quantise_groups::<F32, Int8, 4>(scheme.scale, sizes, source, codes, scales))
         }
-        (Float::Bf16, Code::F8E4m3) => {
+        (Float::Bf16, CodeType::F8E4m3) => {
             vectorise!(quantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
         }
-        (Float::F16, Code::F8E4m3) => {
+        (Float::F16, CodeType::F8E4m3) => {
             vectorise!(quantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
         }
-        (Float::F32, Code::F8E4m3) => {
+        (Float::F32, CodeType::F8E4m3) => {
             vectorise!(quantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, source, codes, scales))
         }
     };
@@ -87,22 +87,22 @@ pub fn dequantise(
     scheme.check(columns, (to, target.len()), codes.len(), scales.len())?;
     let sizes = (columns.max(1), scheme.group_of(columns));
     match (to, scheme.code) {
-        (Float::Bf16, Code::Int8) => {
+        (Float::Bf16, CodeType::Int8) => {
             vectorise!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
         }
-        (Float::F16, Code::Int8) => {
+        (Float::F16, CodeType::Int8) => {
             vectorise!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
         }
-        (Float::F32, Code::Int8) => {
+        (Float::F32, CodeType::Int8) => {
             vectorise!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target));
         }
-        (Float::Bf16, Code::F8E4m3) => {
+        (Float::Bf16, CodeType::F8E4m3) => {
             vectorise!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
         }
-        (Float::F16, Code::F8E4m3) => {
+        (Float::F16, CodeType::F8E4m3) => {
             vectorise!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
         }
-        (Float::F32, Code::F8E4m3) => {
+        (Float::F32, CodeType::F8E4m3) => {
             vectorise!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target));
         }
     }

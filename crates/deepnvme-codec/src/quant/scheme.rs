@@ -4,9 +4,9 @@ use std::num::NonZeroUsize;
 
 use crate::{Error, Float, Result};
 
-/// The 8-bit type of the weights.
+/// The 8-bit type of codes, as which weights are stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Code {
+pub enum CodeType {
     /// A signed 8-bit integer from -127 to 127: uniform steps.
     Int8,
     /// torch's `float8_e4m3fn`: 4 exponent bits, 3 mantissa bits, up to 448. Small weights keep more precision, large
@@ -17,8 +17,8 @@ pub enum Code {
 /// A quantisation scheme.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme {
-    /// The 8-bit type of the weights.
-    pub code: Code,
+    /// The type of the codes.
+    pub code: CodeType,
     /// Elements of a row that share a scale; `None` for the whole row. 64 and 128 are usual.
     pub group: Option<NonZeroUsize>,
     /// The type of the scales.

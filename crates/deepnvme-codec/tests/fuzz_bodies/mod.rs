@@ -5,7 +5,7 @@
 
 use std::num::NonZeroUsize;
 
-use deepnvme_codec::quant::{Code, Scheme, dequantise, quantise};
+use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast, pack};
 
 #[path = "../reference/mod.rs"]
@@ -59,7 +59,7 @@ pub(crate) fn elements(bytes: &[u8]) {
             assert_eq!(back, bytes, "fp32 holds them all");
         }
     }
-    let code = if kind & 0x40 == 0 { Code::Int8 } else { Code::F8E4m3 };
+    let code = if kind & 0x40 == 0 { CodeType::Int8 } else { CodeType::F8E4m3 };
     let scheme = Scheme { code, group: NonZeroUsize::new(usize::from(kind >> 4 & 3)), scale: float };
     let columns = usize::from(*columns).max(1);
     let count = bytes.len() / float.bytes() / columns * columns;

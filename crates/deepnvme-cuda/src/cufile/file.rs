@@ -36,7 +36,7 @@ impl FileHandle {
     pub fn new(cufile: &CuFile, file: BorrowedFd<'_>) -> Result<Self> {
         let no_descriptor = |error: std::io::Error| Error {
             call: "dup",
-            code: ErrorCode::Kernel(error.raw_os_error().unwrap_or(0)),
+            code: ErrorCode::Os(error.raw_os_error().unwrap_or(0)),
             text: error.to_string(),
         };
         let descriptor = file.try_clone_to_owned().map_err(no_descriptor)?;

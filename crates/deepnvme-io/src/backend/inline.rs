@@ -1,6 +1,6 @@
 //! Performs ops on the submitting thread, one system call each.
 //!
-//! For a single small transfer with a waiting caller, two thread switches cost more than the transfer.
+//! If the caller of a small transfer waits for it, passing it to a worker and back takes longer than the transfer.
 
 use std::sync::Arc;
 

@@ -152,7 +152,7 @@ fn device_error(error: &cuda::Error) -> Error {
         let remedy =
             "there is no memory that it could lock; lower the engine's pool (`workers`, `block_bytes`), or free some";
         (ErrorKind::Device, remedy)
-    } else if error.is_forked() {
+    } else if error.is_not_initialised() {
         let remedy = "CUDA works only in the process that has initialised it; start others with the method \"spawn\", or use \
                       GPUs in none but the children";
         (ErrorKind::Unsupported, remedy)

@@ -1,4 +1,4 @@
-//! Small requests run on the waiting caller's own thread, without a thread switch.
+//! Small requests run on the thread of their caller if it waits for them: no switch to a worker's thread.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl InlineExecutor {
         let caller = queue.enter_inline(request)?;
         let guard = |kind| WorkGuard::new(Arc::clone(request), Arc::clone(queue), kind);
         let preparation = request.claim_preparation().then(|| guard(WorkKind::Prepare));
-        // Claims all blocks before the preparation ends, which would offer the rest to the workers.
+        // Claim all blocks before the preparation ends: its end offers unclaimed blocks to the workers.
         let blocks: SmallVec<[_; BLOCKS_MAX as usize]> =
             std::iter::from_fn(|| request.claim_block().map(|index| (index, guard(WorkKind::Block)))).collect();
         if let Some(guard) = preparation {
@@ -78,7 +78,7 @@ impl InlineExecutor {
                 guard.end(Ok(0));
                 continue;
             }
-            // The only bounce buffer is free: the previous block has completed.
+            // The loop has one bounce buffer. It is free, since the previous block has completed.
             io_loop.start_block(guard, index)?;
             while !io_loop.is_idle() {
                 io_loop.reap(true)?;

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 
 use deepnvme_optim::{
-    Adagrad, Adam, Algorithm, Float, FloatSlice, FloatSliceMut, Kernel, Level, Lion, MomentMut, ParameterSlice, Sgd,
-    SqrtMode, StepOptions, ThreadPool,
+    Adagrad, Adam, Algorithm, Float, FloatSlice, FloatSliceMut, Kernel, Level, Lion, MomentMut, Part, Sgd, SqrtMode,
+    StepOptions, ThreadPool,
 };
 
 /// Returns every level, from the lowest to the widest.
@@ -152,10 +152,10 @@ impl State {
         Self { weights, moments, out }
     }
 
-    pub(crate) fn part<'a>(&'a mut self, grad: &'a Vector) -> ParameterSlice<'a> {
+    pub(crate) fn part<'a>(&'a mut self, grad: &'a Vector) -> Part<'a> {
         let moments = self.moments.iter_mut().map(Moment::change).collect();
         let out = self.out.as_mut().map(Vector::change);
-        ParameterSlice { index: 1000, weights: self.weights.change(), grad: grad.read(), moments, out }
+        Part { index: 1000, weights: self.weights.change(), grad: grad.read(), moments, out }
     }
 
     pub(crate) fn step(&mut self, kernel: &Kernel, pool: &ThreadPool, step: &StepOptions, grad: &Vector) {

@@ -20,7 +20,7 @@ pub enum ScenarioKind {
     /// Checkpoints that several ranks write together.
     Ranks,
     /// Packing of models.
-    Packs,
+    Packing,
     /// Requests to engines, cancelled at any point.
     Transfers,
     /// Files by a saver that syncs nothing and claims it did; no seed draws this.
@@ -39,7 +39,7 @@ impl ScenarioKind {
         Self::Saves,
         Self::Shards,
         Self::Ranks,
-        Self::Packs,
+        Self::Packing,
         Self::Transfers,
     ];
 
@@ -54,7 +54,7 @@ impl ScenarioKind {
             Self::Saves => "saves",
             Self::Shards => "shards",
             Self::Ranks => "ranks",
-            Self::Packs => "packs",
+            Self::Packing => "packing",
             Self::Transfers => "transfers",
             Self::Overclaiming => "overclaiming",
             Self::Script => "script",
@@ -64,7 +64,7 @@ impl ScenarioKind {
 
 /// Scenarios that are drawn more often. They involve the most dependent files, and few executions reveal a bug.
 const DRAWN_MORE_OFTEN: [ScenarioKind; 4] =
-    [ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Packs];
+    [ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Stripes, ScenarioKind::Packing];
 /// The key of the random numbers that choose the scenario.
 const KIND_KEY: u64 = 0x006b_696e;
 

@@ -9,7 +9,7 @@ mod files;
 mod folders;
 mod history;
 mod kind;
-mod packs;
+mod packing;
 mod payload;
 mod process_group;
 mod ranks;
@@ -33,7 +33,7 @@ pub fn run(kind: ScenarioKind, context: &Context) {
         ScenarioKind::Saves => files::run_saves(context),
         ScenarioKind::Shards => files::run_shards(context),
         ScenarioKind::Ranks => ranks::run(context),
-        ScenarioKind::Packs => packs::run(context),
+        ScenarioKind::Packing => packing::run(context),
         ScenarioKind::Transfers => transfers::run(context),
         ScenarioKind::Overclaiming => files::run(context, files::FileLayout::Overclaiming, Content::Bytes),
         ScenarioKind::Script => {}

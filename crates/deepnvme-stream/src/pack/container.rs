@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 
 use deepnvme_codec::Float;
 use deepnvme_codec::pack::HEADER_BYTES;
-use deepnvme_codec::quant::{Code, Scheme};
+use deepnvme_codec::quant::{CodeType, Scheme};
 use deepnvme_format::safetensors::PACKED_KEY;
 use deepnvme_format::{DIMS_MAX, Dtype, Error, Result, safetensors};
 use serde::{Deserialize, Serialize};
@@ -71,7 +71,7 @@ pub(super) fn text<'a>(tensors: impl Iterator<Item = TensorRecord<'a>>) -> Strin
             Encoding::Keep | Encoding::Cast { .. } => return None,
             Encoding::Pack { float, part_elements } => (float, "lossless", part_elements, None),
             Encoding::Quantise { float, scheme, columns, part_rows } => {
-                let form = if scheme.code == Code::Int8 { "int8" } else { "fp8" };
+                let form = if scheme.code == CodeType::Int8 { "int8" } else { "fp8" };
                 (float, form, part_rows * columns, Some(scheme.group.map_or(columns, NonZeroUsize::get) as u64))
             }
         };
@@ -143,8 +143,8 @@ fn parse_entry(entry: &TensorEntry, tensor: &safetensors::Tensor, source: usize)
     let parts = usize::try_from(elements.div_ceil(entry.part)).ok()?;
     let (lengths, decoding) = match entry.form.as_str() {
         "lossless" if entry.group.is_none() && entry.scale.is_none() => (entry.lengths.clone(), Decoding::Unpack),
-        "int8" => parse_quantised(entry, Code::Int8, float, elements)?,
-        "fp8" => parse_quantised(entry, Code::F8E4m3, float, elements)?,
+        "int8" => parse_quantised(entry, CodeType::Int8, float, elements)?,
+        "fp8" => parse_quantised(entry, CodeType::F8E4m3, float, elements)?,
         _ => return None,
     };
     if lengths.len() != parts {
@@ -170,7 +170,7 @@ fn parse_entry(entry: &TensorEntry, tensor: &safetensors::Tensor, source: usize)
     (padding <= PADDING_BYTES_MAX && encoded.check().is_ok()).then_some(encoded)
 }
 
-fn parse_quantised(entry: &TensorEntry, code: Code, to: Float, elements: u64) -> Option<(Vec<u64>, Decoding)> {
+fn parse_quantised(entry: &TensorEntry, code: CodeType, to: Float, elements: u64) -> Option<(Vec<u64>, Decoding)> {
     let columns = *entry.shape.last()?;
     let group = NonZeroUsize::new(usize::try_from(entry.group?).ok()?)?;
     let scale = float(Dtype::from_safetensors(entry.scale.as_ref()?)?)?;
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!((starts.as_slice(), *part_bytes, *bytes), (&[4096, 5396, 6796, 7796][..], 1600, 4000));
         assert_eq!(*decoding, Decoding::Unpack);
 
-        let scheme = Scheme { code: Code::F8E4m3, group: NonZeroUsize::new(64), scale: SCALES };
+        let scheme = Scheme { code: CodeType::F8E4m3, group: NonZeroUsize::new(64), scale: SCALES };
         let quantise = Encoding::Quantise { float: Float::F16, scheme, columns: 100, part_rows: 4 };
         let found = tensors(&header(&text(one(quantise)), 1000 + 40 + 5), 0).unwrap();
         let Form::Parts { starts, decoding, .. } = &found[0].stored.form else { panic!("it has parts") };

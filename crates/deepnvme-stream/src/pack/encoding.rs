@@ -3,7 +3,7 @@
 use std::num::NonZeroUsize;
 
 use deepnvme_codec::pack::{BLOCK_ELEMENTS, encode, encoded_bytes_max};
-use deepnvme_codec::quant::{Code, Scheme, quantise};
+use deepnvme_codec::quant::{CodeType, Scheme, quantise};
 use deepnvme_codec::{Float, Result, cast};
 use deepnvme_format::Dtype;
 
@@ -31,7 +31,7 @@ pub enum EncodingMode {
     /// Cast floats to this type.
     Cast(Float),
     /// Quantise matrices to eight bits, with a scale for each group of this many elements (0: for each row).
-    Quantised(Code, usize),
+    Quantised(CodeType, usize),
 }
 
 /// The encoding of one tensor.
@@ -77,7 +77,7 @@ impl Encoding {
 
     /// Returns the encoding that quantises a matrix. `None` for other shapes, and for rows that are too long for a
     /// conversion.
-    pub(super) fn quantise(code: Code, group: usize, float: Float, shape: &[u64]) -> Option<Self> {
+    pub(super) fn quantise(code: CodeType, group: usize, float: Float, shape: &[u64]) -> Option<Self> {
         let columns = *shape.last()? as usize;
         let row_bytes = columns.checked_mul(float.bytes())?;
         if shape.len() < 2 || columns == 0 || row_bytes > CONVERSION_BYTES_MAX / 2 {
@@ -177,7 +177,7 @@ mod tests {
             seed: u64,
         ) {
             let shape = [rows, columns];
-            let quantised = Encoding::quantise(Code::Int8, group, float, &shape).unwrap();
+            let quantised = Encoding::quantise(CodeType::Int8, group, float, &shape).unwrap();
             let mut random = fastrand::Rng::with_seed(seed);
             for encoding in [Encoding::Keep, Encoding::Cast { from: float, to: Float::F32 }, Encoding::pack(float, &shape), quantised] {
                 let part_bytes = encoding.part_bytes(float.bytes());
@@ -200,9 +200,9 @@ mod tests {
 
     #[test]
     fn only_matrices_are_quantised() {
-        assert_eq!(Encoding::quantise(Code::Int8, 128, Float::Bf16, &[4096]), None);
-        assert_eq!(Encoding::quantise(Code::Int8, 128, Float::Bf16, &[4, 0]), None);
-        assert_eq!(Encoding::quantise(Code::Int8, 128, Float::F32, &[1, 1 << 30]), None);
+        assert_eq!(Encoding::quantise(CodeType::Int8, 128, Float::Bf16, &[4096]), None);
+        assert_eq!(Encoding::quantise(CodeType::Int8, 128, Float::Bf16, &[4, 0]), None);
+        assert_eq!(Encoding::quantise(CodeType::Int8, 128, Float::F32, &[1, 1 << 30]), None);
         let wide = Encoding::pack(Float::Bf16, &[1, 1 << 30]);
         assert_eq!(wide.part_bytes(2), PART_BYTES);
     }

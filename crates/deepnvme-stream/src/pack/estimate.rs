@@ -256,7 +256,7 @@ fn name_of(encoding: &Encoding) -> &'static str {
         Encoding::Keep => "keep",
         Encoding::Cast { .. } => "cast",
         Encoding::Pack { .. } => "lossless",
-        Encoding::Quantise { scheme, .. } if scheme.code == deepnvme_codec::quant::Code::Int8 => "int8",
+        Encoding::Quantise { scheme, .. } if scheme.code == deepnvme_codec::quant::CodeType::Int8 => "int8",
         Encoding::Quantise { .. } => "fp8",
     }
 }

@@ -23,8 +23,8 @@ const MASKS: [u64; 256] = {
 };
 /// The lowest bit of every byte.
 pub(super) const ONES: u64 = 0x0101_0101_0101_0101;
-/// All bits but the highest of every byte.
-const SEVENS: u64 = 0x7f * ONES;
+/// The seven low bits of every byte.
+const LOW_SEVEN_BITS: u64 = 0x7f * ONES;
 
 impl GroupCodec for Portable {
     #[inline(always)]
@@ -65,7 +65,7 @@ fn equal(bytes: &[u8; GROUP], symbol: u8) -> u64 {
     for (index, word) in bytes.as_chunks::<8>().0.iter().enumerate() {
         let different = u64::from_le_bytes(*word) ^ (u64::from(symbol) * ONES);
         // The highest bit of each zero byte, and no other.
-        let zeros = !(((different & SEVENS) + SEVENS) | different | SEVENS);
+        let zeros = !(((different & LOW_SEVEN_BITS) + LOW_SEVEN_BITS) | different | LOW_SEVEN_BITS);
         // The product collects them in its highest byte.
         mask |= ((zeros >> 7).wrapping_mul(0x0102_0408_1020_4080) >> 56) << (8 * index);
     }

@@ -164,7 +164,7 @@ impl Registrations {
                     return (Ok(weak), evicted);
                 }
                 // The window may be smaller than the bound, and other processes may use some of it.
-                Err(error) if error.is_pinning_failed() && self.evict(gpu) => evicted += 1,
+                Err(error) if error.is_pinning_failure() && self.evict(gpu) => evicted += 1,
                 Err(error) => return (Err(error.to_string()), evicted),
             }
         }

@@ -45,7 +45,7 @@ fn describe(state: &DriverState, address: u64) -> Option<Described> {
         return Some(Described {
             memory_type: DEVICE,
             device,
-            context: state.context_of(device),
+            context: state.primary_context_of(device),
             start,
             bytes,
             id: found.id,
@@ -53,7 +53,7 @@ fn describe(state: &DriverState, address: u64) -> Option<Described> {
     }
     let found = state.host.around(address as usize)?;
     let (device, start, bytes) = (found.device, found.start as u64, found.bytes);
-    Some(Described { memory_type: HOST, device, context: state.context_of(device), start, bytes, id: start })
+    Some(Described { memory_type: HOST, device, context: state.primary_context_of(device), start, bytes, id: start })
 }
 
 /// Answers are as wide as `CUpointer_attribute` says for each; the caller's value is no wider.

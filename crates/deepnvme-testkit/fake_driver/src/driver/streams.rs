@@ -98,7 +98,7 @@ driver_calls! {
     fn cuStreamGetCtx(stream: Handle, out: Out<Handle>) needs Context |mut state, device| {
         let id = state.stream(stream, device)?;
         let owner = state.streams.get(id)?.device;
-        out.put(state.context_of(owner))
+        out.put(state.primary_context_of(owner))
     }
 
     fn cuLaunchHostFunc(stream: Handle, function: HostFn, data: *mut c_void) needs Context |mut state, device| {

@@ -6,30 +6,32 @@ use crate::state::{DriverGuard, DriverState, notify, wait_until};
 
 impl DriverState {
     /// `cuDevicePrimaryCtxRetain`.
-    pub(crate) fn retain(&mut self, device: Device) -> Outcome<Handle> {
-        let fresh = self.handle();
+    pub(crate) fn retain_primary_context(&mut self, device: Device) -> Outcome<Handle> {
+        let new_handle = self.handle();
         let primary = self.device(device)?;
-        primary.retained += 1;
-        let context = *primary.context.get_or_insert(fresh);
-        self.contexts.insert(context, device);
-        Ok(context)
+        primary.retain_count += 1;
+        let handle = *primary.handle.get_or_insert(new_handle);
+        self.contexts.insert(handle, device);
+        Ok(handle)
     }
 
     /// Checks that a context may become current.
-    pub(crate) fn live_context(&self, context: Handle) -> Outcome {
-        let known = self.contexts.contains_key(&context);
-        if known { Ok(()) } else { Err(if context == 0 { INVALID_CONTEXT } else { CONTEXT_IS_DESTROYED }) }
+    pub(crate) fn check_live_context(&self, context: Handle) -> Outcome {
+        let is_live = self.contexts.contains_key(&context);
+        if is_live { Ok(()) } else { Err(if context == 0 { INVALID_CONTEXT } else { CONTEXT_IS_DESTROYED }) }
     }
 
-    /// Returns the context of a device, or 0.
-    pub(crate) fn context_of(&self, device: Device) -> Handle {
+    /// Returns the primary context of a device, or 0 if none is live.
+    pub(crate) fn primary_context_of(&self, device: Device) -> Handle {
         let primary = usize::try_from(device).ok().and_then(|index| self.devices.get(index));
-        primary.and_then(|primary| primary.context).unwrap_or(0)
+        primary.and_then(|primary| primary.handle).unwrap_or(0)
     }
 
-    fn destroy(&mut self, device: Device) {
+    /// Destroys what the program has left in the context of a device, and counts it.
+    fn destroy_objects(&mut self, device: Device) {
         let (streams, events) = (self.streams.end_all(device), self.events.remove_all(device));
-        let allocations: Vec<_> = self.memory.of(Some(device)).map(|found| (found.base(), found.bytes)).collect();
+        let allocations: Vec<_> =
+            self.memory.of(Some(device)).map(|allocation| (allocation.base(), allocation.bytes)).collect();
         let ranges: Vec<_> = self.host.ranges().filter(|range| range.device == device).cloned().collect();
         for _ in 0..streams + events + allocations.len() + ranges.len() {
             self.call_log.count("objects_left_at_release");
@@ -47,30 +49,30 @@ impl DriverState {
 }
 
 /// `cuDevicePrimaryCtxRelease`. The last release waits for the device and destroys the context's objects.
-pub(crate) fn release(mut state: DriverGuard, device: Device) -> Outcome {
+pub(crate) fn release_primary_context(mut state: DriverGuard, device: Device) -> Outcome {
     let primary = state.device(device)?;
-    if primary.retained == 0 {
+    if primary.retain_count == 0 {
         return Err(INVALID_CONTEXT);
     }
-    primary.retained -= 1;
-    if primary.retained > 0 {
+    primary.retain_count -= 1;
+    if primary.retain_count > 0 {
         return Ok(());
     }
-    let context = primary.context.take();
-    state.contexts.retain(|handle, _| Some(*handle) != context);
+    let destroyed = primary.handle.take();
+    state.contexts.retain(|handle, _| Some(*handle) != destroyed);
     let (busy, _) = state.streams.ends(device, |stream| !stream.is_idle());
     for Point { stream, .. } in busy {
         state.call_log.violation(format!(
             "lifetime: the context of device {device} was released with work left on stream {stream:#x}"
         ));
     }
-    state = synchronise(state, device);
-    state.destroy(device);
+    state = synchronise_device(state, device);
+    state.destroy_objects(device);
     Ok(())
 }
 
 /// Waits for all streams of a device.
-pub(crate) fn synchronise(state: DriverGuard, device: Device) -> DriverGuard {
+pub(crate) fn synchronise_device(state: DriverGuard, device: Device) -> DriverGuard {
     let (ends, clock) = state.streams.ends(device, |_| true);
     let mut state = wait_until(state, |state| ends.iter().all(|end| state.streams.reached(*end)));
     state.order.observe(&clock);

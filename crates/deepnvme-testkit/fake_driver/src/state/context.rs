@@ -5,22 +5,23 @@ use std::cell::RefCell;
 use crate::abi::Handle;
 
 thread_local! {
-    static CONTEXTS: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
+    static CONTEXT_STACK: RefCell<Vec<Handle>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A device's primary context.
+/// The primary context of a device.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Primary {
-    pub(crate) retained: u32,
-    pub(crate) context: Option<Handle>,
+pub(crate) struct PrimaryContext {
+    pub(crate) retain_count: u32,
+    /// `None` while nothing retains it.
+    pub(crate) handle: Option<Handle>,
 }
 
 /// Returns the top of this thread's context stack.
 pub(crate) fn current_context() -> Option<Handle> {
-    CONTEXTS.with_borrow(|stack| stack.last().copied())
+    CONTEXT_STACK.with_borrow(|stack| stack.last().copied())
 }
 
-/// Modifies this thread's context stack.
-pub(crate) fn with_contexts<T>(change: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
-    CONTEXTS.with_borrow_mut(change)
+/// Calls `change` with this thread's context stack.
+pub(crate) fn with_context_stack<T>(change: impl FnOnce(&mut Vec<Handle>) -> T) -> T {
+    CONTEXT_STACK.with_borrow_mut(change)
 }

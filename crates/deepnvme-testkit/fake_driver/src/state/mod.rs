@@ -33,7 +33,7 @@ use std::time::Instant;
 
 use self::call_log::CallLog;
 use self::capture::Captures;
-use self::context::Primary;
+use self::context::PrimaryContext;
 use self::cufile::CuFile;
 use self::event::Events;
 use self::host::Host;
@@ -52,7 +52,8 @@ pub(crate) struct DriverState {
     pub(crate) config: Config,
     pub(crate) initialised: bool,
     pub(crate) call_log: CallLog,
-    pub(crate) devices: Vec<Primary>,
+    /// The primary context of each device, by ordinal.
+    pub(crate) devices: Vec<PrimaryContext>,
     /// The device of each live primary context.
     pub(crate) contexts: HashMap<Handle, Device>,
     pub(crate) streams: Streams,
@@ -117,7 +118,7 @@ impl DriverState {
         Self {
             initialised: false,
             call_log: CallLog::new(&config.faults),
-            devices: vec![Primary::default(); config.devices.count],
+            devices: vec![PrimaryContext::default(); config.devices.count],
             contexts: HashMap::new(),
             streams: Streams::default(),
             events: Events::default(),
@@ -148,8 +149,8 @@ impl DriverState {
         Rng::keyed(self.config.seed, key)
     }
 
-    /// Returns a device by its ordinal.
-    pub(crate) fn device(&mut self, device: Device) -> Outcome<&mut Primary> {
+    /// Returns the primary context of a device by its ordinal.
+    pub(crate) fn device(&mut self, device: Device) -> Outcome<&mut PrimaryContext> {
         let index = usize::try_from(device).map_err(|_| INVALID_DEVICE)?;
         self.devices.get_mut(index).ok_or(INVALID_DEVICE)
     }

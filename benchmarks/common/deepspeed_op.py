@@ -1,4 +1,4 @@
-"""Build and load DeepSpeed's own async_io op; `python -m storagebench.tools.deepspeed_op` only builds it.
+"""Build and load DeepSpeed's own async_io op; `python -m common.deepspeed_op` only builds it.
 
 The op is compiled once, from the sources inside the installed package, into the virtual environment; that takes
 minutes and is never timed.

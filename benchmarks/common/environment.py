@@ -9,7 +9,7 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-from storagebench import cache, fio
+from common import cache, fio
 
 _PACKAGES = (
     "deepnvme",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
-from storagebench import fio
+from common import fio
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from storagebench.measure import Sample
+    from common.measure import Sample
 
 _GRID = [(block, depth) for block in (512 << 10, 1 << 20, 2 << 20) for depth in (8, 16, 32)]
 _TRIAL_BYTES_MAX = 1 << 30

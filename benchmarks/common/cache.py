@@ -8,7 +8,7 @@ import os
 import time
 from pathlib import Path
 
-from storagebench.sync import fsync
+from common.sync import fsync
 
 _DROP = Path("/proc/sys/vm/drop_caches")
 _PROBES = 64

@@ -1,4 +1,4 @@
-"""A process that has imported all that cells need, and forks a child for each."""
+"""Run each program in a fork of a process that has already imported the packages it needs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-# The time limit of a cell, counted from its event, and the attempts that a busy machine gets.
+# The most seconds between an event and the end of the call.
 LIMIT_S = 1.0
+# A busy machine may exceed the limit now and then.
 ATTEMPTS = 8
-TOO_SLOW = 75
+# The exit status of a program whose call exceeded the limit.
+TIMED_OUT_STATUS = 75
 
-# The default engine makes a system call for every 4 KiB, one after the other: some MiB are seconds of work.
-SLOW = '[engine]\nbackend = "threads"\nworkers = 1\nqueue_depth = 1\nblock_bytes = 4096\n'
+# The default engine makes one system call at a time, for 4 KiB each, so that some MiB take seconds.
+SLOW_SETTINGS = '[engine]\nbackend = "threads"\nworkers = 1\nqueue_depth = 1\nblock_bytes = 4096\n'
 
 TORCH = "import torch, torch._dynamo"
 TENSORS = """
@@ -24,84 +26,86 @@ from torch import nn
 torch.set_num_threads(1)
 """
 
-ZYGOTE = """
+SERVER_PROGRAM = """
 import atexit, asyncio, gc, json, mmap, os, signal, sys, threading, time, warnings
-# Called after what the package does at exit, which registers itself later.
+# Runs after the package's own exit handlers, which are registered later. Prints when the interpreter is done.
 atexit.register(lambda: print(time.time(), flush=True))
 exec(sys.argv[1])
 gc.collect()
-# Without this, the collections at the exit of a child visit all objects of torch, which takes a second.
+# Without this, garbage collection at the exit of a child visits all objects of torch, which takes a second.
 gc.freeze()
 import deepnvme
 from deepnvme import errors
 exec(sys.argv[2])
 warnings.simplefilter("ignore")
-answers = os.fdopen(os.dup(1), "w")
+results = os.fdopen(os.dup(1), "w")
 for line in sys.stdin:
     folder, program = json.loads(line)
     child = os.fork()
     if child == 0:
-        # One that hangs, in whatever, ends.
+        # End a program that hangs.
         signal.alarm(60)
         os.chdir(folder)
         for number in (1, 2):
             os.dup2(os.open("output", os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
         break
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    print(json.dumps([status, time.time()]), file=answers, flush=True)
+    print(json.dumps([status, time.time()]), file=results, flush=True)
 else:
     os._exit(0)
 exec(program)
 """
 
 SETUP = f"""
-came = []
+# When events came, in seconds of the monotonic clock.
+event_times = []
 
-def moved():
+def bytes_moved():
     stats = deepnvme.stats()
     return stats.bytes_written + stats.bytes_read
 
 def busy(nbytes=1 << 16):
-    "Whether the disk has been at work since."
-    before = moved()
-    return lambda: moved() > before + nbytes
+    "Return a condition: more bytes than these have been read or written since."
+    before = bytes_moved()
+    return lambda: bytes_moved() > before + nbytes
 
 def soon(act, is_time):
-    is_begun = threading.Event()
+    "Cause an event in another thread once a condition holds."
+    is_started = threading.Event()
     def wait():
         # An interrupt must not come while the thread is being started.
-        is_begun.wait()
+        is_started.wait()
         while not is_time():
             time.sleep(0.001)
-        came.append(time.monotonic())
+        event_times.append(time.monotonic())
         act()
     thread = threading.Thread(target=wait, daemon=True)
     thread.start()
-    is_begun.set()
+    is_started.set()
     return thread
 
-def in_time():
-    if time.monotonic() - came[0] > {LIMIT_S}:
-        os._exit({TOO_SLOW})
+def check_time():
+    if time.monotonic() - event_times[0] > {LIMIT_S}:
+        os._exit({TIMED_OUT_STATUS})
 
 def raises(error, call):
     try:
         call()
     except error:
-        if came:
-            in_time()
+        if event_times:
+            check_time()
     else:
         raise SystemExit(f"{{error}} was not raised")
 
 def returns(call):
-    answer = call()
-    while not came:
+    result = call()
+    while not event_times:
         time.sleep(0.001)
-    in_time()
-    return answer
+    check_time()
+    return result
 
 def unless_closed(call):
-    "The call, without its ClosedError."
+    "Return the call without its ClosedError."
     def run():
         try:
             call()
@@ -110,9 +114,9 @@ def unless_closed(call):
     return run
 
 def both_close(close, is_time):
-    "Another thread closes, and then this one."
+    "Close in another thread, and then in this one."
     soon(close, is_time)
-    while not came:
+    while not event_times:
         time.sleep(0.001)
     returns(close)
 
@@ -120,10 +124,11 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 def in_child(work):
+    "Run work in a forked child, which has to succeed."
     child = os.fork()
     if child == 0:
         signal.alarm(30)
-        came.append(time.monotonic())
+        event_times.append(time.monotonic())
         try:
             work()
         except BaseException as error:
@@ -133,32 +138,33 @@ def in_child(work):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 def leave(call, is_time):
-    "Ends the interpreter while a thread is in the call."
+    "End the interpreter while a thread is in the call. Print when."
     threading.Thread(target=call, daemon=True).start()
     while not is_time():
         time.sleep(0.001)
     print(time.time(), flush=True)
 
 def at(seconds):
+    "Return a condition: so many seconds have passed."
     began = time.monotonic()
     return lambda: time.monotonic() - began > seconds
 """
 
 
-class Zygote:
-    """Runs programs in forks of a process that has imported all that they need.
+class ForkServer:
+    """A process that has imported packages, and runs each program in a fork of itself.
 
     Args:
-        folder: for its settings.
-        foreign: a program that imports packages of others. Collections at exit leave their objects alone.
-        imports: a program that each of them begins with.
+        folder: the folder for its settings.
+        foreign_imports: code that imports packages of other projects; garbage collection skips their objects.
+        own_imports: code that imports ours, and prepares what programs use.
     """
 
-    def __init__(self, folder: Path, foreign: str, imports: str) -> None:
+    def __init__(self, folder: Path, foreign_imports: str, own_imports: str) -> None:
         settings = folder / "slow.toml"
-        settings.write_text(SLOW)
+        settings.write_text(SLOW_SETTINGS)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", ZYGOTE, foreign, imports],
+            [sys.executable, "-c", SERVER_PROGRAM, foreign_imports, own_imports],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -166,7 +172,7 @@ class Zygote:
         )
 
     def run(self, folder: Path, program: str) -> tuple[int, float]:
-        """Give the status of a program, and when it had ended."""
+        """Run a program. Return its exit status, and the time at which it had ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps([str(folder), program]), file=self._process.stdin, flush=True)
@@ -175,6 +181,6 @@ class Zygote:
         return status, ended
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.kill()
         self._process.communicate()

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from storagebench import environment
+from common import environment
 
 if TYPE_CHECKING:
     import argparse

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from storagebench.measure import Sample
+from common.measure import Sample
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,9 +25,9 @@ use super::users::{self, TakenNames};
 use super::{content, payload};
 use crate::world::SIMULATOR;
 
-/// Thread switches before a packing is cancelled, at most.
+/// The most thread switches before a packer is cancelled.
 const SWITCHES_MAX: u64 = 400;
-/// Simulated crashes per seed. A packing makes many changes, and few seeds pack.
+/// Simulated crashes per seed. Packing makes many changes, and few seeds pack.
 const CRASH_CHECKS: usize = 12;
 /// Other files of the model.
 const OTHER_FILES: [&str; 2] = ["config.json", "tokenizer.txt"];
@@ -38,7 +38,7 @@ struct Scenario {
     mode: EncodingMode,
     /// The folders that the weights are striped over.
     disks: Vec<PathBuf>,
-    /// Whether a packing has reported success.
+    /// Whether a packer has reported success.
     is_packed: Mutex<bool>,
 }
 
@@ -55,7 +55,8 @@ impl Scenario {
         *ignore_poison(self.is_packed.lock())
     }
 
-    fn copy(&self) -> Self {
+    /// Copies the scenario as it is at this moment, to check a crash against it.
+    fn snapshot(&self) -> Self {
         let Self { folder, model, mode, disks, .. } = self;
         let (folder, model, disks) = (folder.clone(), Arc::clone(model), disks.clone());
         Self { folder, model, mode: *mode, disks, is_packed: Mutex::new(self.is_packed()) }
@@ -72,19 +73,19 @@ pub(super) fn run(context: &Context) {
     }
     let mode = rng.pick(&[EncodingMode::Keep, EncodingMode::Lossless]);
     let scenario =
-        Arc::new(Scenario { folder, model: Arc::new(model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
+        Arc::new(Scenario { folder, model: Arc::new(draw_model(&mut rng)), mode, disks, is_packed: Mutex::new(false) });
     create_model(context, &scenario);
     for name in [".packed.deepnvme-tmp-1-0", "packed.bak"] {
         users::create_user_file(context, &scenario.folder.join(name));
     }
     let processes = rng.within(1..3) as u32;
     let is_cut = context.draw_crash(&mut rng, processes, 3, 1..250, 1..250);
-    let watched = Arc::clone(&scenario);
+    let running_scenario = Arc::clone(&scenario);
     context.check_crashes(1000, CRASH_CHECKS, move || {
-        let seen = watched.copy();
-        move |context: &Context, is_cut| check_end(context, &Arc::new(seen.copy()), is_cut)
+        let at_crash = running_scenario.snapshot();
+        move |context: &Context, is_cut| check_end(context, &Arc::new(at_crash.snapshot()), is_cut)
     });
-    let mut running: Vec<_> = (1..=processes).map(|id| packer(context, &scenario, id, processes)).collect();
+    let mut running: Vec<_> = (1..=processes).map(|id| start_packer(context, &scenario, id, processes)).collect();
     if rng.chance(500) {
         running.push(users::start_name_taker(
             context,
@@ -96,8 +97,8 @@ pub(super) fn run(context: &Context) {
     check_end(context, &scenario, is_cut);
 }
 
-/// Creates weights, of which some are compressible.
-fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
+/// Draws the tensors of a model. Weights are compressible, the others are not.
+fn draw_model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     let tensor = |(index, is_weight): (usize, bool), rng: &mut Rng| {
         let mut bytes = vec![0; 2 * rng.within(1..12_000) as usize];
         rng.fill(&mut bytes);
@@ -110,26 +111,27 @@ fn model(rng: &mut Rng) -> Vec<(String, Dtype, Vec<u8>)> {
     (0..rng.within(1..5) as usize).map(|index| tensor((index, rng.chance(700)), rng)).collect()
 }
 
-/// Creates the model.
+/// Writes the model, without injected failures.
 fn create_model(context: &Context, scenario: &Arc<Scenario>) {
     let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
-    let first = Arc::clone(scenario);
+    let scenario_of_setup = Arc::clone(scenario);
     let process = context.process(SETUP_PROCESS, move |context| {
-        let source = first.source();
-        let made = || -> Result<()> {
+        let source = scenario_of_setup.source();
+        let create = || -> Result<()> {
             fs::make_folder(&source, 0o777).map_err(|errno| deepnvme_io::Error::os("make a folder", errno))?;
             let tensor = |(name, dtype, bytes): &(String, Dtype, Vec<u8>)| Tensor {
                 spec: TensorSpec { name: name.clone(), dtype: *dtype, shape: vec![bytes.len() as u64 / dtype.bytes()] },
                 data: payload::region_with(bytes).region().into(),
             };
-            let (path, tensors) = (source.join("model.safetensors"), first.model.iter().map(tensor).collect());
+            let (path, tensors) =
+                (source.join("model.safetensors"), scenario_of_setup.model.iter().map(tensor).collect());
             let save = Save::safetensors(&path, tensors, Vec::new(), SaveOptions::default())?;
             save.run(context.engine(SETUP_ENGINE)?, &Target::from(&path), Arc::default())?;
-            fs::sync_folder(&first.folder)?;
+            fs::sync_folder(&scenario_of_setup.folder)?;
             Ok(())
         };
-        if let Err(error) = made() {
-            context.fail(format!("a model cannot be made: {error}"));
+        if let Err(error) = create() {
+            context.fail(format!("the model cannot be created: {error}"));
         }
     });
     context.join(vec![process]);
@@ -140,7 +142,7 @@ fn create_model(context: &Context, scenario: &Arc<Scenario>) {
     context.world.state().setup.failing_per_mille = failing;
 }
 
-fn packer(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) -> thread::JoinHandle<()> {
+fn start_packer(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) -> thread::JoinHandle<()> {
     let scenario = Arc::clone(scenario);
     context.process(id, move |context| {
         let mut rng = context.rng(10 + u64::from(id));
@@ -150,11 +152,11 @@ fn packer(context: &Context, scenario: &Arc<Scenario>, id: u32, processes: u32) 
             match pack(&scenario, &engine, switches) {
                 Ok(()) => *ignore_poison(scenario.is_packed.lock()) = true,
                 Err(Error::Interrupted) if switches.is_some() => {}
-                // Another process has made the folder.
+                // Another process has created the folder.
                 Err(_) if processes > 1 || scenario.is_packed() => {}
                 Err(error) => {
                     if !context.world.is_dead(id) && context.world.state().setup.failing_per_mille == 0 {
-                        context.fail(format!("a packing failed without an injected failure: {error}"));
+                        context.fail(format!("packing failed without an injected failure: {error}"));
                     }
                 }
             }
@@ -186,10 +188,10 @@ fn check_end(context: &Context, scenario: &Arc<Scenario>, is_cut: bool) {
     if scenario.is_packed() && !fs::exists(&scenario.target()).unwrap_or(false) {
         context.fail(format!(
             "the packed model is gone{}",
-            if is_cut { ", though its packing reported success" } else { "" }
+            if is_cut { ", though the packer reported success" } else { "" }
         ));
     }
-    save_again(context, scenario);
+    pack_again(context, scenario);
     users::check_user_files(context);
 }
 
@@ -209,37 +211,37 @@ fn verify(context: &Context, scenario: &Scenario, target: &Path) -> Result<(), S
     let names =
         [PACKED_NAME, PLAIN_NAME].into_iter().flat_map(|name| [name.into(), format!("{name}{MANIFEST_SUFFIX}")]);
     let path = names.map(|name| target.join(name)).find(|path| fs::exists(path).unwrap_or(false));
-    let path = path.ok_or("has no weights")?;
+    let path = path.ok_or("it has no weights")?;
     let reader = Reader::open(&engine, &Target::from(&path)).map_err(|error| error.to_string())?;
     let FileMetadata::Safetensors { header } = reader.file_metadata() else {
-        return Err("is no safetensors file".into());
+        return Err("it is no safetensors file".into());
     };
     let packed = tensors(header, 0).map_err(|error| error.to_string())?;
-    let packed: Vec<String> = packed.into_iter().map(|tensor| tensor.name).collect();
-    let found = content::load(&engine, reader).map_err(|error| error.to_string())?;
-    if found.len() != scenario.model.len() {
-        return Err(format!("has {} of {} tensors", found.len(), scenario.model.len()));
+    let packed_names: Vec<String> = packed.into_iter().map(|tensor| tensor.name).collect();
+    let loaded = content::load(&engine, reader).map_err(|error| error.to_string())?;
+    if loaded.len() != scenario.model.len() {
+        return Err(format!("it has {} of {} tensors", loaded.len(), scenario.model.len()));
     }
     for (name, _, bytes) in scenario.model.iter() {
-        let Some((_, found)) = found.iter().find(|(other, _)| other == name) else {
-            return Err(format!("lacks {name}"));
+        let Some((_, found)) = loaded.iter().find(|(other, _)| other == name) else {
+            return Err(format!("it lacks {name}"));
         };
-        if !packed.contains(name) && found != bytes {
-            return Err(format!("has other bytes for {name}"));
+        if !packed_names.contains(name) && found != bytes {
+            return Err(format!("it has other bytes for {name}"));
         }
     }
     for name in OTHER_FILES {
         let source = fs::read_small(&scenario.source().join(name), 1 << 20).map_err(|error| error.to_string())?;
         let copy = fs::read_small(&target.join(name), 1 << 20);
         if copy.is_err() || copy.is_ok_and(|copy| copy != source) {
-            return Err(format!("its {name} is another one"));
+            return Err(format!("its {name} differs from the model's"));
         }
     }
     Ok(())
 }
 
-/// Packs once more, without failures. That works if the folder is missing, and removes all private files.
-fn save_again(context: &Context, scenario: &Arc<Scenario>) {
+/// Packs once more without failures, if no packed model exists. That removes all private files.
+fn pack_again(context: &Context, scenario: &Arc<Scenario>) {
     if fs::exists(&scenario.target()).unwrap_or(true) {
         return;
     }
@@ -248,11 +250,11 @@ fn save_again(context: &Context, scenario: &Arc<Scenario>) {
         let packed =
             context.engine(LAST_SAVE_ENGINE).map_err(Error::from).and_then(|engine| pack(&again, &engine, None));
         if let Err(error) = packed {
-            context.fail(format!("a packing without failures failed: {error}"));
+            context.fail(format!("packing without injected failures failed: {error}"));
         }
     });
     context.join(vec![process]);
-    check(context, scenario, "after the next packing");
+    check(context, scenario, "after packing again");
     if !context.world.state().setup.has_locks {
         return;
     }
@@ -265,9 +267,9 @@ fn save_again(context: &Context, scenario: &Arc<Scenario>) {
         }
     }
     for path in users::own_files_in(context, &scenario.folder) {
-        // A new folder always has a name, and its first one proves nothing. Such a folder is empty.
+        // A process may die before it renames a new folder to a name that proves its owner. Such a folder is empty.
         let is_new = has_unproven_name(&path);
-        // A folder with a foreign file also stays.
+        // A folder that contains a foreign file is kept.
         let is_kept = users::own_files_in(context, &path).iter().any(|inner| may_be_foreign(context, inner));
         if path != scenario.target() && path != scenario.source() && !is_new && !is_kept {
             context.fail(format!("{} is left behind", path.display()));

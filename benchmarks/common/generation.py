@@ -1,4 +1,4 @@
-"""Generation as every benchmark of models does it."""
+"""Generate text in the way that all benchmarks of models do."""
 
 from __future__ import annotations
 

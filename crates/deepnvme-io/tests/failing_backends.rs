@@ -18,13 +18,13 @@ use deepnvme_testkit::watchdog;
 const TIME_MAX: Duration = Duration::from_secs(60);
 const LEN: usize = 300_000;
 
-/// A queue that fails after some reaps.
-struct BreakingQueue {
+/// A backend whose reaps fail after the first `reaps_left`.
+struct FailingBackend {
     inner: Box<dyn Backend>,
     reaps_left: u32,
 }
 
-impl Backend for BreakingQueue {
+impl Backend for FailingBackend {
     fn kind(&self) -> BackendKind {
         BackendKind::Simulated
     }
@@ -47,7 +47,7 @@ impl Backend for BreakingQueue {
 
     fn reap(&mut self, min: u32, completions: &mut Vec<Completion>) -> deepnvme_io::Result<()> {
         if self.reaps_left == 0 {
-            return Err(Error::new(ErrorKind::Io, "reap", "the queue was taken away"));
+            return Err(Error::new(ErrorKind::Io, "reap", "the backend has failed"));
         }
         self.reaps_left -= 1;
         self.inner.reap(min, completions)
@@ -59,14 +59,14 @@ impl Backend for BreakingQueue {
 }
 
 #[test]
-fn queues_that_break_fail_requests_and_never_hang_them() {
+fn requests_on_failing_backends_fail_and_never_hang() {
     for (workers, reaps) in [(1, 0), (1, 7), (2, 3), (3, 20)] {
-        let name = format!("{workers} queues that break after {reaps} reaps");
+        let name = format!("{workers} backends that fail after {reaps} reaps");
         watchdog::with_time_limit(&name, TIME_MAX, || {
             let file = TestFile::holding(&random_bytes(11, LEN));
             let inner = try_real(BackendKind::Threads).expect("threads work everywhere");
             let make: MakeBackend =
-                Box::new(move |setup| Box::new(BreakingQueue { inner: inner(setup), reaps_left: reaps }));
+                Box::new(move |setup| Box::new(FailingBackend { inner: inner(setup), reaps_left: reaps }));
             let engine =
                 common::engine(Config { workers, queue_depth: 6, block_bytes: 16 << 10, ..Config::default() }, make);
             let target = open(&file.path, DirectMode::Preferred).expect("the test file");
@@ -75,7 +75,7 @@ fn queues_that_break_fail_requests_and_never_hang_them() {
                 let reads: Vec<_> =
                     (0..10).map(|at| engine.read(&target, at, RegionMut::from_vec(vec![0; 100_000]))).collect();
                 for read in reads {
-                    // Once every queue has failed, requests may be refused immediately.
+                    // Once every backend has failed, requests may be refused immediately.
                     let Ok(pending) = read else {
                         failures += 1;
                         continue;
@@ -91,18 +91,18 @@ fn queues_that_break_fail_requests_and_never_hang_them() {
 }
 
 #[test]
-fn a_backend_that_cannot_be_made_is_an_error_of_the_engine() {
-    let made = Arc::new(AtomicU32::new(0));
-    let count = Arc::clone(&made);
+fn an_engine_is_not_created_without_one_of_its_backends() {
+    let attempts = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&attempts);
     let inner = try_real(BackendKind::Threads).expect("threads work everywhere");
     let factory: deepnvme_io::BackendFactory = Arc::new(move |setup: &BackendSetup| {
         if count.fetch_add(1, Ordering::Relaxed) == 2 {
-            return Err(Error::new(ErrorKind::Unsupported, "open", "the third queue is one too many"));
+            return Err(Error::new(ErrorKind::Unsupported, "open", "the third backend is one too many"));
         }
         Ok(inner(setup))
     });
     let config = Config { workers: 4, ..Config::default() };
-    let error = Engine::with_backends(config, factory).expect_err("the third backend cannot be made");
+    let error = Engine::with_backends(config, factory).expect_err("the third backend cannot be created");
     assert!(error.to_string().contains("one too many"), "{error}");
-    assert_eq!(made.load(Ordering::Relaxed), 3);
+    assert_eq!(attempts.load(Ordering::Relaxed), 3);
 }
