@@ -300,7 +300,9 @@ class Writer(_FileBase[_FileWriter]):
 
     def __del__(self) -> None:
         if self._handle is not None:
-            warnings.warn(f"unclosed file {self!r}: it was discarded", ResourceWarning, stacklevel=2, source=self)
+            # Not a ResourceWarning, which Python hides: bytes are lost.
+            text = "it was not closed, so what was written to it is discarded; use `with deepnvme.open(...) as file:`"
+            warnings.warn(f"{self!r}: {text}", RuntimeWarning, stacklevel=2, source=self)
             self.discard()
 
 

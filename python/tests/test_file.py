@@ -177,7 +177,7 @@ def test_a_file_that_is_never_closed_is_discarded(path: Path, random_bytes: Rand
     file = deepnvme.open(path, "wb")
     file.write(random_bytes(9_000_000))
     assert len(only(path.parent)) == 2
-    with pytest.warns(ResourceWarning, match=r"unclosed file <deepnvme.Writer .*discarded"):
+    with pytest.warns(RuntimeWarning, match=r"<deepnvme.Writer .*discarded"):
         del file
         gc.collect()
     assert path.read_bytes() == b"old"

@@ -116,7 +116,7 @@ def load(
         ['0.weight', '1.weight']
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
-    check_file_path(path, "load", "call torch.load(deepnvme.open(path))")
+    check_file_path(path, "load", "use `with deepnvme.open(path) as file: torch.load(file)`")
     _check_torch_arguments(weights_only, mmap)
     check_engine(engine)
     require_torch("load")

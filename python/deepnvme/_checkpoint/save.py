@@ -104,7 +104,7 @@ def save(
         >>> sorted(torch.load("model.pt", weights_only=True))
         ['bias', 'weight']
     """
-    check_file_path(path, "save", 'call torch.save(obj, deepnvme.open(path, "wb"))')
+    check_file_path(path, "save", 'use `with deepnvme.open(path, "wb") as file: torch.save(obj, file)`')
     options = SaveOptions(engine, durability, checksums)
     report = progress_callback(progress, "saving", path)
     shard_bytes_max = None if max_shard_bytes is None else parse_bytes(max_shard_bytes, "max_shard_bytes")

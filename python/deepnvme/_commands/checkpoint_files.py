@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 from deepnvme._commands.result import CommandResult, Path, run
 from deepnvme._utils.arguments import check_flag, whole
 from deepnvme._utils.public import public
-from deepnvme.errors import ChecksumError, Error
+from deepnvme.errors import ChecksumError, Error, NotFoundError
 
 
 @public
@@ -52,6 +53,7 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
 
     Raises:
         deepnvme.errors.ChecksumError: a file is damaged. The message lists every file that is not sound.
+        deepnvme.errors.NotFoundError: files are missing, and nothing else is wrong.
         deepnvme.Error: no file is damaged, but one has no checksums or cannot be read.
         TypeError: no path is named, or an argument has the wrong type.
 
@@ -71,7 +73,11 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
     if check and not result["is_sound"]:
         bad = [(file["verdict"], file["finding"]) for file in result["files"] if file["verdict"] != "sound"]
         is_damaged = any(verdict == "damaged" for verdict, _ in bad)
-        raise (ChecksumError if is_damaged else Error)("\n".join(f"{verdict}: {finding}" for verdict, finding in bad))
+        text = "\n".join(f"{verdict}: {finding}" for verdict, finding in bad)
+        absent = [file["path"] for file in result["files"] if not os.path.lexists(file["path"])]
+        if len(absent) == len(bad) and not is_damaged:
+            raise NotFoundError(errno.ENOENT, text, absent[0])
+        raise (ChecksumError if is_damaged else Error)(text)
     return result
 
 

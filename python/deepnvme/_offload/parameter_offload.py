@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 class ParameterOffload:
     """Control and observe offloaded parameters. Available as ``model.offloading``.
 
-    A ``with`` closes it at its end, and so moves all parameters back into memory.
+    A ``with`` block closes it at its end, and so moves all parameters back into memory.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])

@@ -13,8 +13,8 @@ class SwapStats:
     """What a :class:`Swapper` has done since it was made, and how full it is.
 
     Attributes:
-        hits: borrows and puts that found their memory at once.
-        waits: borrows and puts that waited.
+        hits: borrows whose tensor was in memory, and puts that replaced such a tensor.
+        waits: borrows and puts that needed memory or a read first.
         stalled_s: total waiting time in seconds.
         bytes_read: bytes read from disk.
         bytes_written: bytes written to disk.
@@ -54,6 +54,6 @@ class SwapStats:
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of borrows and puts that did not wait; 1 before the first."""
+        """Hits as a fraction of all borrows and puts; 1 before the first."""
         calls = self.hits + self.waits
         return self.hits / calls if calls else 1.0

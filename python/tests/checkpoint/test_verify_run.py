@@ -124,6 +124,23 @@ def test_a_checkpoint_that_is_missing_or_another_one(folder: Path) -> None:
     assert "some of its files are missing" in findings["step-00000001.pt.stripes.json"]
 
 
+def test_other_checkpoints_of_the_folder_are_verified(folder: Path) -> None:
+    deepnvme.save({"moment": torch.randn(1000)}, folder / "optimizer-2.safetensors")
+    assert deepnvme.verify(folder)["is_sound"]
+    flip(folder / "optimizer-2.safetensors", 1000)
+    found = deepnvme.verify(folder, check=False)
+    unsound = [file["path"] for file in found["files"] if file["verdict"] != "sound"]
+    assert unsound == [str(folder / "optimizer-2.safetensors")]
+    names = [file["path"] for file in found["files"]]
+    assert len(names) == len(set(names))
+
+
+def test_a_missing_path_is_not_found(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no-such\.pt") as raised:
+        deepnvme.verify(tmp_path / "no-such.pt")
+    assert isinstance(raised.value, deepnvme.Error)
+
+
 def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:
     """Readers report it with a remedy. Nothing is written, removed or restored because of it."""
     manifest = folder / "manifest.json"

@@ -35,6 +35,8 @@ const OTHER_BYTES_MAX: u64 = 1 << 20;
 const OTHERS_BYTES_MAX: u64 = 64 << 20;
 
 const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
+/// The record that only archives of TorchScript have.
+const SCRIPT_CONSTANTS: &str = "constants.pkl";
 
 impl Reader {
     /// Opens a file and reads its metadata.
@@ -151,13 +153,15 @@ impl<'a> FileEnds<'a> {
     fn archive(&self) -> Result<ParsedFile, Failure> {
         let end = archive::find_end(&self.tail, self.file_bytes - self.tail.len() as u64)?;
         let directory_range = end.directory_offset..end.directory_offset + end.directory_bytes;
-        let directory = Directory::parse(&self.bytes(directory_range)?, end, self.file_bytes)?;
+        let bytes = self.bytes(directory_range)?;
+        let directory = match Directory::parse(&bytes, end, self.file_bytes) {
+            // torch compresses the code of a script.
+            Err(FormatError::Unsupported(_)) if contains(&bytes, SCRIPT_CONSTANTS) => return Err(of_script().into()),
+            parsed => parsed?,
+        };
         let Some(pickle_record) = directory.find(PICKLE) else { return Err(describe_zip(&directory).into()) };
-        if directory.find("constants.pkl").is_some() {
-            return Err(FormatError::Unsupported(
-                "this is a TorchScript archive, which holds code; load it with torch.jit.load".into(),
-            )
-            .into());
+        if directory.find(SCRIPT_CONSTANTS).is_some() {
+            return Err(of_script().into());
         }
         if let Some(record) = directory.find("byteorder")
             && self.record(record, 16)? != b"little"
@@ -391,6 +395,15 @@ fn others(directory: &Directory, storages: &[Extent]) -> Vec<Extent> {
     let root = format!("{}/", directory.root());
     let name = |record: &Record| record.name.strip_prefix(&root).unwrap_or(&record.name).to_owned();
     others.map(|record| Extent::of_record(name(record), record)).collect()
+}
+
+/// The refusal of a file that `torch.jit.save` wrote.
+fn of_script() -> FormatError {
+    FormatError::Unsupported("this is a TorchScript archive, which holds code; load it with torch.jit.load".into())
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 
 /// Describes a ZIP file that contains no objects.

@@ -3,6 +3,7 @@
 mod contents;
 mod convert;
 mod files;
+mod names;
 mod verify;
 
 pub use contents::{Inspection, Tensor, inspect};

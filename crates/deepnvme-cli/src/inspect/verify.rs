@@ -1,27 +1,24 @@
 //! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
-use std::ffi::{OsStr, OsString};
-use std::os::unix::ffi::OsStrExt as _;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
-use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, INDEX_SUFFIX, Reader};
+use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
-use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_file::{StripeSet, Target};
 use deepnvme_format::file_list::SealState;
-use deepnvme_io::fs::{self, FileKind};
+use deepnvme_io::fs;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, display};
 use deepnvme_perf::{Error, Result};
 use serde::Serialize;
 
 use super::files::{failed, find_any, find_files};
+use super::names::{NamedCheckpoint, checkpoints_by_name, names_in};
 
-/// The endings of checkpoints' names.
-const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
 /// Retries when a set is replaced while it is verified.
 const REPLACEMENTS_MAX: usize = 100;
 
@@ -91,7 +88,7 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
 
 /// Verifies a file, or the files of an index or a list of parts, by their checksums and by the index. In a folder,
 /// verifies its model and all other files whose names are those of checkpoints. In the folder of a `Checkpointer`,
-/// verifies the manifest and all checkpoints that the manifest lists. A damaged file is a result, not an error.
+/// verifies the manifest, all checkpoints that it lists, and the other checkpoints of the folder. A damaged file is a result, not an error.
 ///
 /// # Errors
 /// `Interrupted`, or the path does not exist or cannot be read.
@@ -107,13 +104,6 @@ pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
         Ok(None) | Err(_) if fs::is_folder(path) => verifier.verify_folder(path),
         Ok(None) | Err(_) => Ok(verifier.verify_path(path)?.unwrap_or_default()),
     }
-}
-
-/// Returns whether a name is that of a checkpoint, and not a private one.
-fn is_checkpoint(name: &OsStr) -> bool {
-    let name = Path::new(name);
-    let ending = name.extension().and_then(OsStr::to_str).unwrap_or_default();
-    !name.as_os_str().as_encoded_bytes().starts_with(b".") && ENDINGS.contains(&ending)
 }
 
 /// The start of the names that a `Trainer` of transformers gives its checkpoints, which are folders.
@@ -173,6 +163,10 @@ impl Verifier<'_> {
                 None => {}
             }
         }
+        let known: Vec<PathBuf> = listed.checkpoints.iter().flat_map(|(entry, path)| files_of(entry, path)).collect();
+        let mut others = checkpoints_by_name(folder, &names_in(folder)?);
+        others.retain(|other| !known.contains(&other.entry) && !known.contains(&other.path));
+        self.verify_others(others, &mut found)?;
         Ok(found)
     }
 
@@ -224,9 +218,8 @@ impl Verifier<'_> {
 
     /// Verifies the model of a folder, and its other checkpoints, such as the optimizer's state.
     fn verify_folder(&self, folder: &Path) -> Result<Vec<Verification>> {
-        let listed = fs::entries(folder);
-        let names = listed.map_err(|errno| deepnvme_io::Error::os("list the folder", errno).at_path(folder))?;
-        let others = other_checkpoints(folder, &names);
+        let names = names_in(folder)?;
+        let others = checkpoints_by_name(folder, &names);
         let model = self.verify_path(folder)?;
         if model.is_none() && others.is_empty() {
             return match find_files(folder) {
@@ -235,7 +228,13 @@ impl Verifier<'_> {
             };
         }
         let mut found = model.unwrap_or_default();
-        for OtherCheckpoint { entry, path } in others {
+        self.verify_others(others, &mut found)?;
+        Ok(found)
+    }
+
+    /// Verifies the other checkpoints of a folder, except for those that were verified.
+    fn verify_others(&self, others: Vec<NamedCheckpoint>, found: &mut Vec<Verification>) -> Result<()> {
+        for NamedCheckpoint { entry, path } in others {
             if found.iter().any(|file| file.path == path) {
                 continue;
             }
@@ -251,7 +250,7 @@ impl Verifier<'_> {
                 found.extend(new);
             }
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Verifies a file, or the files of a folder, an index or a list of parts. Returns `None` for a folder without a
@@ -338,38 +337,11 @@ fn is_no_file(error: &deepnvme_io::Error) -> bool {
     error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
 }
 
-/// A checkpoint in a folder, by its name.
-struct OtherCheckpoint {
-    /// The file, or the list of its files.
-    entry: PathBuf,
-    /// The path by which it is found.
-    path: PathBuf,
-}
-
-/// Returns the files of a folder that are checkpoints by their names, lists of several files first.
-fn other_checkpoints(folder: &Path, names: &[OsString]) -> Vec<OtherCheckpoint> {
-    let (mut lists, mut files) = (Vec::new(), Vec::new());
-    for name in names {
-        let (bytes, entry) = (name.as_encoded_bytes(), folder.join(name));
-        if is_checkpoint(name) {
-            files.push(OtherCheckpoint { path: entry.clone(), entry });
-        } else if let Some(base) = bytes.strip_suffix(INDEX_SUFFIX.as_bytes()) {
-            // By the name of its file, the latest save counts.
-            let base = OsStr::from_bytes(base);
-            lists.extend(is_checkpoint(base).then(|| OtherCheckpoint { path: folder.join(base), entry }));
-        } else if let Some(base) = bytes.strip_suffix(MANIFEST_SUFFIX.as_bytes()) {
-            let is_list = is_checkpoint(OsStr::from_bytes(base));
-            lists.extend(is_list.then(|| OtherCheckpoint { path: entry.clone(), entry }));
-        }
-    }
-    // Folders, pipes and sockets are no checkpoints, whatever their names.
-    files.retain(|file| {
-        fs::stat(&file.path).map_or_else(|_| !fs::is_absent(&file.path), |stat| stat.kind == FileKind::File)
-    });
-    lists.sort_by(|left, right| left.path.cmp(&right.path));
-    files.sort_by(|left, right| left.path.cmp(&right.path));
-    lists.append(&mut files);
-    lists
+/// The paths of a listed checkpoint's files, which may not have their final names yet.
+fn files_of(entry: &ManifestEntry, path: &Path) -> Vec<PathBuf> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let parts = entry.parts.iter().map(|part| folder.join(&part.file));
+    [path.to_path_buf(), folder.join(&entry.file)].into_iter().chain(parts).collect()
 }
 
 /// Adds the checkpoints of a folder such as the output folder of a `Trainer`, which has no model itself.

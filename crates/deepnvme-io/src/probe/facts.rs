@@ -11,6 +11,7 @@ use crate::fs::system_text;
 const CAP_SYS_ADMIN: u32 = 21;
 /// The calls of `io_uring`.
 const URING_CALLS: &str = "io_uring_setup, io_uring_enter and io_uring_register";
+const AIO_CALLS: &str = "io_setup, io_submit, io_getevents, io_cancel and io_destroy";
 
 /// Possible causes of a refusal.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -74,8 +75,8 @@ pub(super) fn explain(kind: BackendKind, error: &Error, facts: &Facts) -> Explan
         (BackendKind::Aio, Some(Errno::NOSYS)) => missing_call(call, "4.18", "CONFIG_AIO", facts),
         (BackendKind::Uring, Some(Errno::PERM)) => uring_forbidden(call, facts),
         (BackendKind::Uring, Some(Errno::ACCESS)) => forbidden(&format!("{call}: EACCES"), URING_CALLS, facts),
-        (_, Some(Errno::PERM)) => forbidden(&format!("{call}: EPERM"), call, facts),
-        (_, Some(Errno::ACCESS)) => forbidden(&format!("{call}: EACCES"), call, facts),
+        (_, Some(Errno::PERM)) => forbidden(&format!("{call}: EPERM"), AIO_CALLS, facts),
+        (_, Some(Errno::ACCESS)) => forbidden(&format!("{call}: EACCES"), AIO_CALLS, facts),
         (BackendKind::Uring, Some(Errno::NOMEM)) => {
             let limit = facts.memlock_bytes.map_or("unlimited".into(), |bytes| format!("{} KiB", bytes >> 10));
             Explanation {
@@ -122,9 +123,13 @@ fn uring_forbidden(call: &str, facts: &Facts) -> Explanation {
 fn forbidden(failure: &str, calls: &str, facts: &Facts) -> Explanation {
     if facts.has_seccomp {
         return Explanation {
-            reason: format!(
-                "a seccomp filter forbids it ({failure}), as the default profiles of container runtimes do"
-            ),
+            // Docker's default profile forbids io_uring since 2023, and allows native AIO.
+            reason: match calls {
+                URING_CALLS => {
+                    format!("a seccomp filter forbids it ({failure}), as the default profiles of container runtimes do")
+                }
+                _ => format!("a seccomp filter forbids it ({failure})"),
+            },
             remedy: format!("run the container with a seccomp profile that allows {calls}"),
         };
     }

@@ -1,0 +1,62 @@
+//! Finds the checkpoints of a folder by their names.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use deepnvme_checkpoint::read::INDEX_SUFFIX;
+use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
+use deepnvme_io::fs::{self, FileKind};
+use deepnvme_perf::Result;
+
+/// The endings of checkpoints' names.
+const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
+
+/// A checkpoint in a folder, by its name.
+pub(super) struct NamedCheckpoint {
+    /// The file, or the list of its files.
+    pub(super) entry: PathBuf,
+    /// The path by which it is found.
+    pub(super) path: PathBuf,
+}
+
+/// Returns the files of a folder that are checkpoints by their names, lists of several files first.
+pub(super) fn checkpoints_by_name(folder: &Path, names: &[OsString]) -> Vec<NamedCheckpoint> {
+    let (mut lists, mut files) = (Vec::new(), Vec::new());
+    for name in names {
+        let (bytes, entry) = (name.as_encoded_bytes(), folder.join(name));
+        if is_checkpoint(name) {
+            files.push(NamedCheckpoint { path: entry.clone(), entry });
+        } else if let Some(base) = bytes.strip_suffix(INDEX_SUFFIX.as_bytes()) {
+            // By the name of its file, the latest save counts.
+            let base = OsStr::from_bytes(base);
+            lists.extend(is_checkpoint(base).then(|| NamedCheckpoint { path: folder.join(base), entry }));
+        } else if let Some(base) = bytes.strip_suffix(MANIFEST_SUFFIX.as_bytes()) {
+            let is_list = is_checkpoint(OsStr::from_bytes(base));
+            lists.extend(is_list.then(|| NamedCheckpoint { path: entry.clone(), entry }));
+        }
+    }
+    // Folders, pipes and sockets are no checkpoints, whatever their names.
+    files.retain(|file| {
+        fs::stat(&file.path).map_or_else(|_| !fs::is_absent(&file.path), |stat| stat.kind == FileKind::File)
+    });
+    lists.sort_by(|left, right| left.path.cmp(&right.path));
+    files.sort_by(|left, right| left.path.cmp(&right.path));
+    lists.append(&mut files);
+    lists
+}
+
+/// The names in a folder.
+///
+/// # Errors
+/// `Engine` if it cannot be listed.
+pub(super) fn names_in(folder: &Path) -> Result<Vec<OsString>> {
+    fs::entries(folder).map_err(|errno| deepnvme_io::Error::os("list the folder", errno).at_path(folder).into())
+}
+
+/// Returns whether a name is that of a checkpoint, and not a private one.
+fn is_checkpoint(name: &OsStr) -> bool {
+    let name = Path::new(name);
+    let ending = name.extension().and_then(OsStr::to_str).unwrap_or_default();
+    !name.as_os_str().as_encoded_bytes().starts_with(b".") && ENDINGS.contains(&ending)
+}
