@@ -158,6 +158,8 @@ class Checkpointer:
         # A group of its own: the training thread uses it while a background save uses the other.
         with self._group.leave_on_error():
             self._timer_group = RankGroup(process_group) if self._schedule.is_by_time else None
+        if self._timer_group is not None:
+            self._timer_group.join_with(self._group)
         self._history = History(self.folder, keep, self._group, is_synced=durability == "full")
         writers = choose_writers(self._group, layout, writers_per_node)
         self._starter = SaveStarter(
@@ -457,8 +459,8 @@ class Checkpointer:
 
         Closing twice does nothing. A later save locks the folder again.
 
-        With several processes, this also closes their connections, except those of a ``process_group`` of only some
-        ranks. Checkpoints can still be listed, and restored unless they are sharded.
+        With several processes, this also closes their connections. Checkpoints can still be listed, and restored unless
+        they are sharded.
 
         Raises:
             deepnvme.Error: the background save failed. The folder is unlocked all the same.

@@ -250,6 +250,17 @@ def test_an_interrupt_after_the_last_byte_leaves_no_file(tmp_path: Path, format_
     assert interrupted.value is not None
 
 
+def test_a_damaged_manifest_leaves_no_file_of_a_refused_save(tmp_path: Path) -> None:
+    with deepnvme.Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"a": torch.randn(1000)})
+        before = {path.name for path in tmp_path.iterdir()}
+        (tmp_path / "manifest.json").write_text("{}")
+        for step in (2, 3):
+            with pytest.raises(deepnvme.errors.CorruptFileError):
+                checkpointer.save(step, {"a": torch.randn(1000)})
+        assert {path.name for path in tmp_path.iterdir()} == before
+
+
 def test_a_lock_that_was_cut_short_goes(tmp_path: Path) -> None:
     text = """
 import resource, signal, sys, torch, deepnvme

@@ -212,7 +212,7 @@ def test_verify_raises_unless_all_is_sound(tmp_path: Path, state: dict[str, torc
     for path in (theirs, tmp_path / "none.pt"):
         with pytest.raises(deepnvme.Error, match=path.name) as plain:
             deepnvme.verify(path)
-        assert type(plain.value) is deepnvme.Error
+        assert type(plain.value) is (deepnvme.Error if path == theirs else deepnvme.errors.NotFoundError)
     result = deepnvme.verify(good, bad, theirs, check=False)
     assert not result["is_sound"]
     assert [file["verdict"] for file in result["files"]] == ["sound", "damaged", "unverifiable"]

@@ -218,6 +218,54 @@ answer = timed(lambda: {call})
     assert answers[1][2] < 2
 
 
+def test_a_wrong_step_on_one_rank_with_a_timer(tmp_path: Path) -> None:
+    code = f"""import datetime as dt
+{BOOT}
+checkpointer = Checkpointer(folder, every=dt.timedelta(seconds=0.001))
+checkpointer.save(1, state(1))
+answer = timed(lambda: checkpointer.save(-1 if rank else 2, state(2)))
+{END}"""
+    check(run(code, 2, tmp_path / "c"), "InvalidArgumentError", "step is", "PeerError", "another process ended")
+
+
+def test_a_wrong_step_on_one_rank_after_a_refused_save(tmp_path: Path) -> None:
+    code = f"""{BOOT}{SAVED}
+different = {{**new, "x": torch.ones(5, dtype=torch.int32 if rank else torch.float32)}}
+refused = timed(lambda: checkpointer.save(3, different))
+assert refused[0] != "none"
+answer = timed(lambda: checkpointer.save(-1 if rank else 4, new))
+{END}"""
+    answers = run(code, 2, tmp_path / "c", options={})
+    check(answers, "InvalidArgumentError", "step is", "PeerError", "another process ended")
+
+
+@pytest.mark.parametrize("first", ["dist.new_group([0, 1])", "None"], ids=["some ranks", "one rank"])
+def test_groups_of_all_ranks_after_a_group_of_some(tmp_path: Path, first: str) -> None:
+    code = f"""
+pair = {first}
+if pair is not None and rank < 2:
+    with Checkpointer(folder, process_group=pair) as some:
+        some.save(1, state(1))
+if pair is None and rank == 0:
+    own = dist.new_group([0], use_local_synchronization=True)
+    with Checkpointer(folder, process_group=own) as alone:
+        alone.save(1, state(1))
+with Checkpointer(folder.with_name("all")) as checkpointer:
+    checkpointer.save(1, state(2))
+    same(checkpointer.restore(), state(2))
+if pair is not None:
+    # Those of torch have equal names everywhere.
+    dist.barrier(group=dist.new_group([0, 1, 2]))
+    for members in ([1, 2], [0, 1], [0, 1]):
+        group = dist.new_group(members)
+        if rank in members:
+            with Checkpointer(folder.with_name(f"some-{{members}}"), process_group=group) as some:
+                some.save(1, state(3))
+answer = True
+"""
+    assert run(code, 3, tmp_path / "c") == [True] * 3
+
+
 def test_parts_of_ranks_with_a_folder_each_on_one_machine(tmp_path: Path) -> None:
     code = f"""{BOOT}
 mine = folder.with_name(f"disk-{{rank}}")

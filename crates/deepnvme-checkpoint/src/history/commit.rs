@@ -6,7 +6,7 @@ use deepnvme_io::fs;
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, start_thread};
 
-use super::manifest::ManifestEntry;
+use super::manifest::{Manifest, ManifestEntry};
 use super::state::{History, ManifestKnowledge};
 use super::{files, names, plan};
 use crate::error::{Error, Result};
@@ -130,14 +130,19 @@ impl History {
         }
     }
 
-    /// Returns whether the manifest on disk lists that file, whatever failed while it was written. `None`: it cannot be
-    /// read.
+    /// Returns whether the manifest lists that file, whatever failed while it was written. `None`: it cannot be read, and
+    /// the last write may have replaced it or not.
     #[must_use]
     pub fn is_committed(&self, file: &str) -> Option<bool> {
         // No commit may replace the manifest between reading and adopting it.
         let _turn = lock(&self.turn);
-        let manifest = self.read_file().ok()?;
-        let is_listed = manifest.checkpoints.iter().any(|entry| entry.file == file);
+        let lists = |manifest: &Manifest| manifest.checkpoints.iter().any(|entry| entry.file == file);
+        let Ok(manifest) = self.read_file() else {
+            // Somebody damaged it, after a write whose outcome is known.
+            let is_known = lock(&self.state).known != ManifestKnowledge::Doubtful;
+            return is_known.then(|| lists(&self.manifest()));
+        };
+        let is_listed = lists(&manifest);
         if lock(&self.state).known == ManifestKnowledge::Doubtful {
             self.adopt(manifest);
         }

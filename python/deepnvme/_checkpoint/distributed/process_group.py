@@ -14,11 +14,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
+from deepnvme._checkpoint.distributed.group_names import own_name
 from deepnvme._utils.public import warn_caller
 from deepnvme._utils.signal_safe_event import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme.errors import CancelledError, InvalidArgumentError, PeerError
@@ -56,7 +57,9 @@ class RankGroup:
         self.rank, self.size = 0, 1
         self._shared_error: BaseException | None = None
         self._left_because: str | None = None
-        self._is_whole_world = True
+        self._has_own_name = True
+        # Groups of the same ranks that this one takes along if it leaves.
+        self._partners: list[RankGroup] = []
         self._process = os.getpid()
         if process_group is not None or _is_initialised():
             self._join(process_group)
@@ -70,18 +73,19 @@ class RankGroup:
             raise InvalidArgumentError(msg)
         # Up to torch 2.7 this call requires a group, even for all ranks.
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
-        # A group of all ranks gets a name that no earlier group had. A group of some may get the name of an earlier
-        # group that is gone, and would then find its addresses.
-        self._is_whole_world = len(ranks) == dist.get_world_size()
-        self.torch_group = _rendezvous(
-            lambda: cast(
-                "ProcessGroup",
-                dist.new_group(
-                    ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not self._is_whole_world
-                ),
-            ),
-            _timeout_of(process_group or dist.group.WORLD),
-        )
+        name = own_name(ranks)
+        self._has_own_name = name is not None
+        is_whole_world = len(ranks) == dist.get_world_size()
+
+        def connect() -> ProcessGroup:
+            with name or nullcontext():
+                is_local = name is not None or not is_whole_world
+                made = dist.new_group(ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=is_local)
+            return cast("ProcessGroup", made)
+
+        self.torch_group = _rendezvous(connect, _timeout_of(process_group or dist.group.WORLD))
+        # The name of a group of all ranks is new as well.
+        self._has_own_name = self._has_own_name or is_whole_world
         self.rank, self.size = dist.get_rank(self.torch_group), len(ranks)
 
     @property
@@ -201,19 +205,26 @@ class RankGroup:
         is_member = self._process == os.getpid() and not self.is_single
         if self.torch_group is not None and is_member and self._left_because is None:
             self._left_because = why
-            if error is not None:
-                # They close with the last reference to the group, and torch's frames have some.
-                clear_frames(error.__traceback__)
+            # They close with the last reference to the group, and torch's frames have some.
+            for failed in (error, self._shared_error):
+                _clear_frames(failed, set())
             self._destroy()
+            for partner in self._partners:
+                partner.leave(why, error)
+
+    def join_with(self, other: RankGroup) -> None:
+        """Make both groups leave if one does."""
+        self._partners.append(other)
+        other._partners.append(self)
 
     def close(self) -> None:
         """Leave the group after the last exchange.
 
-        The connections of a group of some ranks stay open: a later group of them could get the name of a destroyed one.
+        The connections stay open if a later group could get the name of this one, and would then find its addresses.
         """
         if self.torch_group is not None and self._left_because is None:
             self._left_because = "it was closed"
-            if self._is_whole_world:
+            if self._has_own_name:
                 self._destroy()
 
     def _destroy(self) -> None:
@@ -251,6 +262,17 @@ class RankGroup:
         why = f"another process ended, or did not answer within {TIMEOUT}: {error}"
         self.leave(why, error)
         raise PeerError(why) from error
+
+
+def _clear_frames(error: BaseException | None, seen: set[int]) -> None:
+    """Clear the frames of an error and of those before it. torch's `CheckpointException` has `failures`."""
+    if error is None or id(error) in seen:
+        return
+    seen.add(id(error))
+    clear_frames(error.__traceback__)
+    others = [failure[0] for failure in getattr(error, "failures", {}).values()]
+    for other in (error.__cause__, error.__context__, *others):
+        _clear_frames(other, seen)
 
 
 def _destroy(group: ProcessGroup) -> None:
