@@ -19,7 +19,7 @@ from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import checked_dtype, contiguous_exactly, copy_exactly, without_gradients
-from deepnvme.errors import OutOfMemoryError
+from deepnvme.errors import ClosedError, OutOfMemoryError
 
 _FD_MAX = (1 << 31) - 1
 
@@ -427,6 +427,14 @@ class Swapper:
 
     def __len__(self) -> int:
         return len(self._swapper.keys())
+
+    def __repr__(self) -> str:
+        try:
+            stats = self.stats()
+        except ClosedError:
+            # After a fork.
+            return "<deepnvme.Swapper of the parent process>"
+        return f"<deepnvme.Swapper, items={stats.items}, memory_bytes={stats.memory_bytes}>"
 
     def __enter__(self) -> Self:
         return self

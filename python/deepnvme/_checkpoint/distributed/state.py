@@ -137,7 +137,8 @@ def raise_different(group: RankGroup, what: str, state: SerialisedState) -> NoRe
     ranks = ", ".join(str(rank) for rank, _ in differing)
     text = f"rank {rank} has {_shown(found)}, where rank 0 has {_shown(expected)}"
     advice = "all ranks must save the same tensors in the same order"
-    group.raise_on_all(f"{what}: the states of ranks {ranks} differ from that of rank 0: {text}; {advice}")
+    who = f"the state of rank {ranks} differs" if len(differing) == 1 else f"the states of ranks {ranks} differ"
+    group.raise_on_all(f"{what}: {who} from that of rank 0: {text}; {advice}")
 
 
 def _shown(line: _Description | None) -> str:
