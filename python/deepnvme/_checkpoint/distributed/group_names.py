@@ -7,19 +7,19 @@ count them: later groups of all ranks keep equal names.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from typing import Any
 
 # Of `torch.distributed` as it is initialised now: how often each set of ranks has made a group.
 _made: Counter[tuple[int, ...]] = Counter()
 _world: weakref.ref[Any] | None = None
+# The name that the next group of this thread gets.
+_of_thread = threading.local()
 
 
 def own_name(ranks: Sequence[int]) -> AbstractContextManager[object] | None:
@@ -29,7 +29,7 @@ def own_name(ranks: Sequence[int]) -> AbstractContextManager[object] | None:
     """
     import torch.distributed.distributed_c10d as c10d  # noqa: PLC0415
 
-    # Before torch 2.12, names of groups of some ranks depended on the number of groups that exist.
+    # Earlier versions of torch take the number of groups that exist, which this cannot replace.
     if "group_count" not in c10d._hash_ranks_to_str.__code__.co_names:  # noqa: SLF001
         return None
     return _OwnName(c10d._world, f"deepnvme.{_next_number(ranks)}")  # noqa: SLF001
@@ -54,29 +54,23 @@ class _OwnName:
         self._name = name
 
     def __enter__(self) -> None:
-        self._world.group_count = _Uncounted(self._world.group_count, self._name)
+        # It stays there, and counts for all other groups.
+        if not isinstance(self._world.group_count, _Count):
+            self._world.group_count = _Count(self._world.group_count)
+        _of_thread.name = self._name
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if isinstance(self._world.group_count, _Uncounted):
-            # torch named no group.
-            self._world.group_count = int(self._world.group_count)
+        _of_thread.name = None
 
 
-class _Uncounted(int):
-    """Stands for torch's count of groups until the next group has its name, which does not count."""
-
-    _text: str
-
-    def __new__(cls, count: int, text: str) -> Self:
-        """Remember the count, and the text that stands for it."""
-        self = super().__new__(cls, count)
-        self._text = text
-        return self
+class _Count(int):
+    """torch's count of groups. In a thread that has a name for a group, it reads as that name, and does not grow."""
 
     def __str__(self) -> str:
-        """Return the text, from which torch makes the name."""
-        return self._text
+        """Return the text from which torch makes the name of a group."""
+        name: str | None = getattr(_of_thread, "name", None)
+        return super().__str__() if name is None else name
 
     def __add__(self, other: int) -> int:
-        """Return the count as it was: torch adds one once the group has its name."""
-        return int(self)
+        """Count a group, except in a thread that has a name for it."""
+        return _Count(int(self) + (other if getattr(_of_thread, "name", None) is None else 0))
