@@ -109,7 +109,7 @@ leave(lambda: deepnvme.load("file.pt"), busy())
         SMALL + CHECKPOINTER + CLOSED_DURING_SAVE + "assert checkpointer.latest().step == 1",
     ),
     (CK_SAVE, "Ctrl-C"): (
-        "raises; there is no such checkpoint",
+        "raises; there is no such checkpoint, unless it was complete already",
         STATE
         + CHECKPOINTER
         + """
@@ -141,7 +141,7 @@ assert checkpointer.latest().step == 1
 """,
     ),
     (CK_ASYNC, "Ctrl-C"): (
-        "raises; there is no such checkpoint",
+        "raises; there is no such checkpoint, unless it was complete already",
         STATE
         + """
 # Enough memory for part of the state: the rest waits for the disk.

@@ -283,10 +283,11 @@ assert os.path.getsize("new") == 1 << 20
         WRITER
         + """
 writer.write(data[:64 << 20])
-event_times.append(time.monotonic())
-threading.Timer(0.01, interrupt).start()
 try:
+    soon(interrupt, at(0.01))
     writer.close()
+    while not event_times:
+        time.sleep(0.001)
     time.sleep(0.2)
 except KeyboardInterrupt:
     pass

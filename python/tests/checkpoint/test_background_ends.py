@@ -112,6 +112,9 @@ class Written:
     def stop(self) -> None:
         pass
 
+    def discard(self) -> None:
+        pass
+
 
 def test_a_save_whose_caller_ended_without_a_word_is_not_committed() -> None:
     # As a second Ctrl-C can leave it, in the middle of the handling of the first.
