@@ -66,6 +66,8 @@ class _OwnName:
 class _Count(int):
     """torch's count of groups. In a thread that has a name for a group, it reads as that name, and does not grow."""
 
+    __slots__ = ()
+
     def __str__(self) -> str:
         """Return the text from which torch makes the name of a group."""
         name: str | None = getattr(_of_thread, "name", None)
