@@ -60,7 +60,7 @@ def steps(folder: Path) -> list[int]:
     [
         (
             "if rank == 1: own['model']['b'] = torch.ones(99)",
-            "ranks 1 differ .*rank 1 has model.b: float32 .99",
+            "the state of rank 1 differs .*rank 1 has model.b: float32 .99",
         ),
         ("if rank == 1: del own['step'], own['optimizer']['state'][0]['m']", "rank 1 has optimizer.state.0.step"),
         ("if rank == 1: own['model'] = dict(reversed(own['model'].items()))", "in the same order"),
