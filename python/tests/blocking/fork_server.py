@@ -145,7 +145,7 @@ def leave(call, is_time):
     print(time.time(), flush=True)
 
 def at(seconds):
-    "Return a condition: so many seconds have passed."
+    "Return a condition that holds after this many seconds."
     began = time.monotonic()
     return lambda: time.monotonic() - began > seconds
 """

@@ -43,6 +43,13 @@ class Refusing:
 END = """
 time.sleep(3)
 """
+RANK_0_IS_LATE = """
+dist.barrier()
+if rank == 0:
+    time.sleep(2.5)
+else:
+    interrupt_after(0.5)
+"""
 # For a rank that answers seconds before the other.
 LATE_END = """
 time.sleep(6)
@@ -159,12 +166,7 @@ def test_an_interrupt_while_another_rank_is_late(tmp_path: Path, call: str, asyn
     code = f"""{BOOT}{SAVED}
 checkpointer.wait()
 plain = state(3)
-dist.barrier()
-if rank == 0:
-    time.sleep(2.5)
-else:
-    interrupt_after(0.5)
-answer = timed(lambda: ({CALLS[call]}, checkpointer.wait()))
+{RANK_0_IS_LATE}answer = timed(lambda: ({CALLS[call]}, checkpointer.wait()))
 assert [found.step for found in deepnvme.Checkpointer(folder, process_group=alone).checkpoints] == [1, 2]
 {LATE_END}"""
     alone = "alone = [dist.new_group([one]) for one in range(world)][rank]\n"
@@ -206,12 +208,7 @@ def test_an_interrupt_of_a_call_that_another_rank_makes_later(tmp_path: Path, ca
     code = f"""{BOOT}
 checkpointer = Checkpointer(folder, layout="parts")
 checkpointer.save(1, state(1))
-dist.barrier()
-if rank == 0:
-    time.sleep(2.5)
-else:
-    interrupt_after(0.5)
-answer = timed(lambda: {call})
+{RANK_0_IS_LATE}answer = timed(lambda: {call})
 {LATE_END}"""
     answers = run(code, 2, tmp_path / "c")
     check(answers, "KeyboardInterrupt", "", "PeerError", "another process ended")

@@ -213,6 +213,13 @@ def test_a_file_of_another_kind_is_unsupported(tmp_path: Path, head: bytes) -> N
         deepnvme.load(tmp_path / "x")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_script_is_named_as_one(tmp_path: Path) -> None:
+    torch.jit.save(torch.jit.script(torch.nn.Linear(2, 3)), tmp_path / "script.pt")
+    with pytest.raises(errors.UnsupportedError, match=r"TorchScript.*torch\.jit\.load"):
+        deepnvme.load(tmp_path / "script.pt")
+
+
 def test_a_sharded_checkpoint_names_its_reader(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     dcp.save({"a": torch.ones(2)}, storage_writer=DeepnvmeWriter(tmp_path / "shards"), no_dist=True)
     with pytest.raises(errors.NotFoundError, match=r"sharded checkpoint .*DeepnvmeReader"):

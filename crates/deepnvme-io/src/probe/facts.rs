@@ -9,7 +9,7 @@ use crate::fs::system_text;
 
 /// The bit number of `CAP_SYS_ADMIN` in a capability set.
 const CAP_SYS_ADMIN: u32 = 21;
-/// The calls of `io_uring`.
+/// The system calls of each interface, for a policy that has to allow them.
 const URING_CALLS: &str = "io_uring_setup, io_uring_enter and io_uring_register";
 const AIO_CALLS: &str = "io_setup, io_submit, io_getevents, io_cancel and io_destroy";
 
@@ -179,6 +179,10 @@ mod tests {
         assert!(filtered.reason.contains("seccomp filter forbids it (io_uring_setup: EACCES)"), "{filtered:?}");
         let aio = |errno| explain(BackendKind::Aio, &Error::os("io_setup", errno), &Facts::default()).reason;
         assert!(aio(Errno::ACCESS).contains("io_setup: EACCES") && aio(Errno::PERM).contains("io_setup: EPERM"));
+        let facts = Facts { has_seccomp: true, ..Facts::default() };
+        let filtered = explain(BackendKind::Aio, &Error::os("io_setup", Errno::PERM), &facts);
+        assert!(!filtered.reason.contains("default profiles"), "{filtered:?}");
+        assert!(filtered.remedy.contains("io_submit"), "{filtered:?}");
     }
 
     #[test]

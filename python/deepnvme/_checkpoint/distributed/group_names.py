@@ -1,8 +1,8 @@
 """Names of process groups that depend on nothing but their ranks.
 
-torch names a group after the number of groups that this process has made. Processes that make different numbers of
-groups wait for each other under different names. So groups of some ranks get names of their own, and torch does not
-count them: later groups of all ranks keep equal names.
+torch names a group after the number of groups that this process has made. Processes that made different numbers of
+groups before wait for each other under different names. So our groups get names of their own, and torch does not count
+them: later groups of others have equal names everywhere.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class RankGroup:
         self.rank, self.size = 0, 1
         self._shared_error: BaseException | None = None
         self._left_because: str | None = None
-        self._has_own_name = True
+        self._has_new_name = True
         # Groups of the same ranks that this one takes along if it leaves.
         self._partners: list[RankGroup] = []
         self._process = os.getpid()
@@ -74,18 +74,16 @@ class RankGroup:
         # Up to torch 2.7 this call requires a group, even for all ranks.
         ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
         name = own_name(ranks)
-        self._has_own_name = name is not None
-        is_whole_world = len(ranks) == dist.get_world_size()
+        # Without a name of ours, torch numbers groups of all ranks, and so never gives one of them an earlier name.
+        is_numbered = name is None and len(ranks) == dist.get_world_size()
+        self._has_new_name = name is not None or is_numbered
 
         def connect() -> ProcessGroup:
             with name or nullcontext():
-                is_local = name is not None or not is_whole_world
-                made = dist.new_group(ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=is_local)
+                made = dist.new_group(ranks, timeout=TIMEOUT, backend="gloo", use_local_synchronization=not is_numbered)
             return cast("ProcessGroup", made)
 
         self.torch_group = _rendezvous(connect, _timeout_of(process_group or dist.group.WORLD))
-        # The name of a group of all ranks is new as well.
-        self._has_own_name = self._has_own_name or is_whole_world
         self.rank, self.size = dist.get_rank(self.torch_group), len(ranks)
 
     @property
@@ -224,7 +222,7 @@ class RankGroup:
         """
         if self.torch_group is not None and self._left_because is None:
             self._left_because = "it was closed"
-            if self._has_own_name:
+            if self._has_new_name:
                 self._destroy()
 
     def _destroy(self) -> None:
