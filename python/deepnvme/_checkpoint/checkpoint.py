@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
 import stat
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -49,6 +48,17 @@ class Part:
     written_ns: int | None = None
     """Its modification time after the save, in nanoseconds since 1970. A file with a later one is kept when the
     checkpoint is retired."""
+
+    def is_at(self, path: Path) -> bool:
+        """Whether this part is at that path. Reads its first 64 KiB only.
+
+        Raises:
+            FileNotFoundError: there is no file.
+        """
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size != self.nbytes:
+            return False
+        return self.head_crc64 in (None, f"{_crc64(path, 0, min(self.nbytes, HEAD_BYTES)):016x}")
 
 
 @public
@@ -140,25 +150,23 @@ class Checkpoint:
 
     def _check_parts(self) -> bool:
         """Whether all parts are those that were saved. Raises if one is missing."""
-        self._stat(self.path.name, self.parts[0].host)
+        if not self.path.exists():
+            raise missing_part(self, self.path.name, self.parts[0].host)
         # The index may span several parts.
         ranges, part_start = [], 0
         for part in self.parts:
-            found = self._stat(part.file, part.host)
-            if not stat.S_ISREG(found.st_mode) or found.st_size != part.nbytes:
-                return False
+            path = self.path.with_name(part.file)
+            try:
+                if not part.is_at(path):
+                    return False
+            except FileNotFoundError:
+                raise missing_part(self, part.file, part.host) from None
             start = max(self.index_offset - part_start, 0)
             wanted = min(self.index_offset + self.index_nbytes - part_start, part.nbytes) - start
             if wanted > 0:
-                ranges.append((self.path.with_name(part.file), start, wanted))
+                ranges.append((path, start, wanted))
             part_start += part.nbytes
         return f"{_crc64_of_all(ranges):016x}" == self.index_crc64
-
-    def _stat(self, name: str, host: str) -> os.stat_result:
-        try:
-            return self.path.with_name(name).stat()
-        except FileNotFoundError:
-            raise missing_part(self, name, host) from None
 
 
 def missing_part(checkpoint: Checkpoint, name: str, host: str) -> NotFoundError:

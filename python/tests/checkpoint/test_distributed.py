@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from filecmp import cmp
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import deepnvme
+from deepnvme import errors
 from deepnvme._checkpoint.distributed.writers import writer_ranks
 
 from .ranks import run
@@ -142,6 +144,11 @@ def test_folders_that_machines_do_not_share(tmp_path: Path) -> None:
     assert "stripes.json" in answers[3][0] and "node-0" in answers[3][0]
     (folder / "node-1" / "step-00000002.pt.part-01-of-02").rename(folder / "node-0" / "step-00000002.pt.part-01-of-02")
     assert deepnvme.Checkpointer(folder / "node-0").restore(verify="full")["step"] == 2
+    # Another file of its size.
+    part = folder / "node-0" / "step-00000002.pt.part-01-of-02"
+    part.write_bytes(os.urandom(part.stat().st_size))
+    with pytest.raises(errors.ChecksumError, match="not the file that was saved at step 2"):
+        deepnvme.Checkpointer(folder / "node-0").restore()
 
 
 BROUGHT = """
@@ -186,6 +193,40 @@ def test_parts_of_other_machines_are_fetched(tmp_path: Path) -> None:
         assert not any("step-00000001" in name for name in later)
         assert "part-01-of-02" in lost
         assert "node-1" in lost
+
+
+IMPOSTOR = """
+import socket
+socket.gethostname = lambda: f"node-{rank}"
+own = folder / socket.gethostname()
+with Checkpointer(own, layout="parts") as checkpointer:
+    checkpointer.save(1, state(1))
+    part = own / "step-00000001.pt.part-01-of-02"
+    if rank == culprit:
+        nbytes = part.stat().st_size if part.exists() else checkpointer.latest().parts[1].nbytes
+        part.write_bytes(os.urandom(nbytes))
+        before = part.read_bytes()
+    try:
+        checkpointer.fetch_parts()
+        answer = "nothing"
+    except Exception as error:
+        answer = f"{type(error).__name__}: {error}"
+    if rank == culprit:
+        assert part.read_bytes() == before
+    else:
+        assert rank == 1 or not part.exists()
+"""
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_another_file_of_the_size_of_a_part_is_neither_sent_nor_replaced(culprit: int, tmp_path: Path) -> None:
+    answers = run(IMPOSTOR, 2, tmp_path / "c", culprit=culprit)
+    if culprit == 1:
+        # The only copy is lost.
+        assert all("NotFoundError" in text and "part-01-of-02 of step 1 is missing" in text for text in answers)
+    else:
+        assert "another file has the name of this part" in answers[0]
+        assert "PeerError" in answers[1]
 
 
 FULL = """

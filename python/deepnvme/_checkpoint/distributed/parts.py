@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Literal
 
-    from deepnvme._checkpoint.checkpoint import Checkpoint
+    from deepnvme._checkpoint.checkpoint import Checkpoint, Part
     from deepnvme._checkpoint.distributed.process_group import RankGroup
 
 T = TypeVar("T")
@@ -39,11 +39,11 @@ def fetch(group: RankGroup, find: Callable[[], Checkpoint], durability: Literal[
         return 0
     # The list of the parts, which rank 0 wrote and whose size is unknown, followed by the parts.
     paths = [found.path, *(found.path.with_name(part.file) for part in found.parts)]
-    expected = [None, *(part.nbytes for part in found.parts)]
     hosts = [found.parts[0].host, *(part.host for part in found.parts)]
 
     def look() -> tuple[Place, list[int | None]]:
-        return place_of(found.path.parent), [_size(path, nbytes) for path, nbytes in zip(paths, expected, strict=True)]
+        records: list[Part | None] = [None, *found.parts]
+        return place_of(found.path.parent), [_size(*each) for each in zip(paths, records, strict=True)]
 
     gathered = group.run_on_all(look)
     place, _ = gathered[group.rank]
@@ -90,13 +90,12 @@ def _set_time(path: Path, written_ns: int | None) -> None:
             os.utime(path, ns=(written_ns, written_ns))
 
 
-def _size(path: Path, expected: int | None) -> int | None:
-    """Return the size of a file that is present and complete."""
-    try:
-        nbytes = path.stat().st_size
-    except FileNotFoundError:
-        return None
-    return nbytes if expected in (None, nbytes) else None
+def _size(path: Path, part: Part | None) -> int | None:
+    """Return the size of a file that is present and, if it has a record, the one of the record."""
+    with suppress(FileNotFoundError):
+        if part is None or part.is_at(path):
+            return path.stat().st_size
+    return None
 
 
 def _send(
