@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,23 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_a_name_that_no_file_can_have(call: str, name: str, what: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"the (path|part) .* has a {what} in"):
         CALLS[call](name)
+
+
+@pytest.mark.parametrize("name", ["s3://bucket/a", "hf://org/model", "file:///a", "HTTPS://host/a"])
+@pytest.mark.parametrize("call", CALLS)
+def test_a_url_names_no_local_folder(call: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match=r"the path .* is a URL; .*local or mounted folder"):
+        CALLS[call](name)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["a:b", "a:/b", "1://b", "c/s3://b", "./s3://b", "a_b://c"])
+def test_a_local_name_that_resembles_a_url(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    deepnvme.save({"a": TENSOR}, name)
+    assert deepnvme.load(name)["a"].equal(TENSOR)
 
 
 @pytest.mark.parametrize("name", ["a\ud800", "a\0b"], ids=ascii)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
+import re
 from pathlib import Path
 
 from deepnvme._deepnvme import Engine, StripeSet, _parse_bytes
@@ -13,6 +14,9 @@ from deepnvme.errors import InvalidArgumentError, NotFoundError
 WHOLE_MAX = (1 << 63) - 1
 # Characters of an invalid value that a message shows.
 _SHOWN_MAX = 100
+# As a local path, ``s3://bucket`` would be a new folder here, and the bucket would stay empty.
+_URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")
+_LOCAL_ONLY = "deepnvme reads and writes local files: pass the path of a local or mounted folder"
 
 
 def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
@@ -136,6 +140,8 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     except UnicodeEncodeError as error:
         msg = f"the path {name!r} has a lone surrogate in it; no file has such a name"
         raise InvalidArgumentError(msg) from error
+    if _URL.match(name):
+        raise InvalidArgumentError(f"the path {name!r} is a URL; {_LOCAL_ONLY}")
     return Path(name)
 
 
