@@ -108,8 +108,10 @@ def _fill_all(request: LoadRequest, files: list[SourceFile], wanted: _Wanted) ->
     try:
         return _fill_from(request, files, wanted, headers="trust")
     except MovedError:
-        # Another program placed the records differently than the directory suggests.
-        return _fill_from(request, files, wanted, headers="read")
+        # Another program placed the records differently than the directory suggests. Fill again below: in this block,
+        # the error would keep the memory of the first time.
+        pass
+    return _fill_from(request, files, wanted, headers="read")
 
 
 def _fill_from(

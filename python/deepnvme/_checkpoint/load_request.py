@@ -107,8 +107,10 @@ class LoadRequest:
         try:
             return self._read(reader, file.path, file.names)
         except MovedError:
-            # Another program placed the records differently than the directory suggests.
-            return self._read(self.open(file, headers="read"), file.path, file.names)
+            # Another program placed the records differently than the directory suggests. Read again below: in this
+            # block, the error would keep the memory of the first read.
+            del reader
+        return self._read(self.open(file, headers="read"), file.path, file.names)
 
     def _read(self, reader: _CheckpointReader, path: Any, names: list[str] | None) -> Any:
         if self.only is None and names is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import _codecs
 import io
 import pickle
-import resource
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from torch import _utils
 
 import deepnvme
 from deepnvme import errors
+from peak_memory import resident_bytes, restart_peak
 
 from .states import assert_same
 from .test_hostile import Runs, archive
@@ -105,10 +105,10 @@ BOMBS = {
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_a_bomb_is_refused(tmp_path: Path, name: str, protocol: int) -> None:
     path = bomb(tmp_path / "x.pt", BOMBS[name], protocol)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = restart_peak()
     with pytest.raises(REFUSED, match=r"x\.pt"):
         deepnvme.load(path)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10
+    assert resident_bytes("VmHWM") - before < 200 << 20
     for options in ({"device": "meta"}, {"lazy": True}):
         with pytest.raises(REFUSED):
             deepnvme.load(path, **options)

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from deepnvme._checkpoint.dcp import copies
 from deepnvme._checkpoint.dcp.pieces import pieces
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+from peak_memory import PEAK_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,19 +93,21 @@ def test_parts_and_casts_are_read_in_pieces(
 
 
 def test_memory_stays_within_the_buffers(tmp_path: Path) -> None:
-    code = """
-import resource, sys, torch
+    code = (
+        PEAK_MEMORY
+        + """
+import sys, torch
 from torch.distributed import checkpoint as dcp
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 state = {f"w{index}": torch.ones(4 << 20) for index in range(20)}
 writer = DeepnvmeWriter(sys.argv[1], durability="none")
 dcp.save(state, storage_writer=writer, no_dist=True)
 state = {name: torch.ones(4 << 20, dtype=torch.bfloat16) for name in state}
-before = peak()
+before = restart_peak()
 dcp.load(state, storage_reader=DeepnvmeReader(sys.argv[1]), no_dist=True)
-print(peak() - before)
+print(resident_bytes("VmHWM") - before >> 20)
 """
+    )
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "x")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(result.stdout) < 150, "320 MiB are cast with 64 MiB of buffers"

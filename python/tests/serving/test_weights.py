@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from deepnvme._checkpoint.file_entries import TensorEntry
 from deepnvme._checkpoint.iterate import split_chunks
 from deepnvme.errors import CorruptFileError
 from deepnvme.integrations.weights import iterate_weights
+from peak_memory import PEAK_MEMORY
 
 from . import models
 
@@ -187,18 +189,19 @@ def test_memory_in_use_is_a_part_of_the_model(
     for shard in range(4):
         state = {f"{shard}.{index}": torch.randn(2 << 20) for index in range(8)}
         save_file(state, tmp_path / f"{shard}.safetensors")
-    told = python(f"""
-        import glob, resource, torch
+    program = PEAK_MEMORY + textwrap.dedent(f"""
+        import glob, torch
         from deepnvme.integrations.weights import iterate_weights
         files = sorted(glob.glob({str(tmp_path)!r} + "/*.safetensors"))
         for name, tensor in iterate_weights(files[:1], prefetch_bytes="16MB", wanted=lambda name: name == "0.0"):
             pass
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = restart_peak()
         total = 0
         for name, tensor in iterate_weights(files, prefetch_bytes="32MB"):
             total += tensor.nbytes
-        print(total, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10)
+        print(total, resident_bytes("VmHWM") - before)
     """)
+    told = python(program)
     total, grown = map(int, told.stdout.split())
     assert total == 256 << 20
     # The read-ahead, a tensor, and rounding to huge pages.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import torch
 
 import deepnvme
 from deepnvme.errors import UnsupportedError
+from peak_memory import resident_bytes, restart_peak
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,10 +86,10 @@ def test_the_file_chooses_no_kernel_of_others(folder: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("key", ["vocab_size", "intermediate_size"])
 def test_weights_that_the_files_lack_are_refused_early(folder: Path, key: str) -> None:
     change(folder, **{key: 30_000_000})
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = restart_peak()
     with pytest.raises(UnsupportedError, match=r"config\.json: it describes a model with far more weights"):
         deepnvme.stream(folder, memory="4MB")
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "in KiB"
+    assert resident_bytes("VmHWM") - before < 300 << 20
 
 
 @pytest.mark.parametrize(
