@@ -319,7 +319,8 @@ impl BorrowScope {
         drop(before);
     }
 
-    /// Complete a created item, unless the block raised, and return it. Raise if the block changed a shared one.
+    /// Complete a created item, unless the block raised, and return it. Raise if the block changed a shared one, which
+    /// is written back.
     fn __exit__(
         &self,
         py: Python<'_>,
@@ -334,17 +335,10 @@ impl BorrowScope {
             Some(label) if kind.is_none() => held.get().commit(py, &label),
             _ => Ok(()),
         };
+        let changed = self.keep_change(py, &held);
         held.get().release(py);
         committed?;
-        let lent = ignore_poison(self.lent.lock()).take();
-        let Some((key, tensor, version)) = lent.filter(|_| kind.is_none()) else { return Ok(()) };
-        if tensor.bind(py).getattr(intern!(py, "_version"))?.extract::<i64>()? == version {
-            return Ok(());
-        }
-        Err(InvalidArgumentError::new_err(format!(
-            "{key:?} was changed while it was borrowed with shared=True; the change is in memory only, and will be \
-             lost: borrow it without shared to change it"
-        )))
+        changed.map_or(Ok(()), |error| if kind.is_none() { Err(error) } else { Ok(()) })
     }
 
     fn _release(&self, py: Python<'_>) {
@@ -355,6 +349,31 @@ impl BorrowScope {
             torch::wait_for_copies(py);
             held.get().release(py);
         }
+    }
+}
+
+impl BorrowScope {
+    /// If the block changed a shared tensor, keeps the change and returns the error.
+    fn keep_change(&self, py: Python<'_>, held: &Py<PyBorrowed>) -> Option<PyErr> {
+        let (key, tensor, version) = ignore_poison(self.lent.lock()).take()?;
+        let now = tensor.bind(py).getattr(intern!(py, "_version")).and_then(|now| now.extract::<i64>());
+        match now {
+            Ok(now) if now == version => return None,
+            Ok(_) => {}
+            Err(error) => return Some(error),
+        }
+        let is_kept = match held.get().borrowed() {
+            Ok(borrowed) => borrowed.keep_change(),
+            Err(error) => return Some(error),
+        };
+        let fate = if is_kept {
+            "the change is kept, and other readers may have seen a part of it"
+        } else {
+            "the change is lost when the tensor leaves memory, since its file is never written"
+        };
+        let text = format!("{key:?} was changed while it was borrowed with shared=True; {fate}");
+        let remedy = if is_kept { "borrow it without shared" } else { "put a copy under another key" };
+        Some(InvalidArgumentError::new_err(format!("{text}: {remedy} to change it")))
     }
 }
 

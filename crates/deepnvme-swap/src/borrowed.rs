@@ -9,6 +9,7 @@ use crate::deadlock::ThreadNumber;
 use crate::io_scheduler::IoScheduler;
 use crate::residency::BorrowMode;
 use crate::slot_allocator::ItemId;
+use crate::store::DiskLocation;
 
 /// An item that keeps its place until this is dropped.
 ///
@@ -100,6 +101,16 @@ impl Borrowed {
     /// Declares that it was changed, which is the default for an exclusive borrow.
     pub fn mark_dirty(&self) {
         self.is_dirty.store(self.is_exclusive(), Ordering::Relaxed);
+    }
+
+    /// Declares that a shared item was changed against the rules, so that it is written back. Otherwise the old bytes
+    /// would return with the next read, but only then. Returns false for an attached item, which is never written.
+    #[must_use]
+    pub fn keep_change(&self) -> bool {
+        let stored = self.scheduler.store().get(self.id).map(|stored| matches!(stored.location, DiskLocation::Swap(_)));
+        let is_writable = stored.unwrap_or(true);
+        self.is_dirty.store(is_writable, Ordering::Relaxed);
+        is_writable
     }
 
     /// Completes a created item, so that others may borrow it.

@@ -182,9 +182,9 @@ class Swapper:
         """Borrow a tensor for a ``with`` block, without a copy.
 
         The block has exclusive access. The tensor is written back later, also if the block raises, unless
-        ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it. It must not change:
-        nothing is written, and a block that changed it raises at its end. The view is invalid after the block: its
-        memory is reused. Copy the values to keep.
+        ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it, and none may change it.
+        A block that did raises at its end, and the change is kept, except that of an attached tensor. The view is
+        invalid after the block: its memory is reused. Copy the values to keep.
 
         Args:
             key: key of the tensor.

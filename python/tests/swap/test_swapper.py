@@ -28,12 +28,22 @@ DTYPES = [
     torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn,
 ]  # fmt: skip
 
+# Elements of a tensor of two pages.
+ITEM = 2048
+
 
 def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     whole = torch.randint(0, 256, (*shape, dtype.itemsize), dtype=torch.uint8)
     if dtype is torch.bool:
         whole %= 2
     return whole.view(dtype).view(shape)
+
+
+def evict(swapper: deepnvme.Swapper) -> None:
+    """Let other tensors take all memory."""
+    for index in range(16):
+        swapper.put(f"other {index}", torch.zeros(ITEM))
+    assert swapper.stats().evictions > 0
 
 
 def test_the_text_of_a_swapper_says_how_full_it_is(swapper: Make) -> None:
@@ -315,3 +325,37 @@ def test_a_change_in_a_shared_block_raises_at_its_end(swapper: Make, change: Cal
     with pytest.raises(ZeroDivisionError), mine.borrow("a", shared=True) as tensor:
         tensor.fill_(3)
         _ = 1 / 0
+    with mine.borrow("a", shared=True) as tensor:
+        assert tensor.eq(3).all()
+
+
+@pytest.mark.parametrize("state", ["new", "written", "on disk"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_change_in_a_shared_block_is_kept(swapper: Make, state: str, fails: bool) -> None:
+    mine = swapper()
+    mine.put("a", torch.ones(ITEM))
+    if state != "new":
+        mine.flush()
+    if state == "on disk":
+        evict(mine)
+    with pytest.raises(ZeroDivisionError if fails else InvalidArgumentError, match="division|the change is kept"):  # noqa: SIM117
+        with mine.borrow("a", shared=True) as tensor:
+            tensor.add_(1)
+            _ = 1 // (not fails)
+    evict(mine)
+    with mine.borrow("a", shared=True) as tensor:
+        assert tensor.eq(2).all()
+
+
+def test_a_change_of_an_attached_tensor_never_reaches_its_file(swapper: Make, tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    deepnvme.write(torch.ones(ITEM), path)
+    mine = swapper()
+    mine.attach("a", path, 0, 4 * ITEM, dtype=torch.float32, shape=(ITEM,))
+    with pytest.raises(InvalidArgumentError, match="the change is lost when .* put a copy under another key"):  # noqa: SIM117
+        with mine.borrow("a", shared=True) as tensor:
+            tensor.add_(1)
+    evict(mine)
+    with mine.borrow("a", shared=True) as tensor:
+        assert tensor.eq(1).all()
+    assert path.read_bytes() == torch.ones(ITEM).numpy().tobytes()
