@@ -196,6 +196,16 @@ def test_stream_finds_a_model_in_the_cache_of_the_hub(tmp_path: Path) -> None:
     model = deepnvme.stream("org/name", memory="8MB", cache_dir=tmp_path)
     assert model(torch.ones(1, 2, dtype=torch.long)).logits.shape == (1, 2, 64)
     model.streaming.close()
+    remedy = rf"no revision 'v2' of a model .*hf download org/name --revision v2 --cache-dir {tmp_path}`"
+    with pytest.raises(FileNotFoundError, match=remedy):
+        deepnvme.stream("org/name", memory="8MB", cache_dir=tmp_path, revision="v2")
+
+
+def test_stream_names_a_missing_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(FileNotFoundError, match="pip install huggingface_hub"):
+        deepnvme.stream("org/name", memory="1GB")
 
 
 def test_streaming_and_offload_close_at_the_end_of_a_block(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def _fill_from(
     new = None
     if wanted.values_of is not None:
         is_archive = len(plans) == 1 and plans[0].reader.format != "safetensors"
-        saved = request.without_bytes(plans[0].reader, files[0].path) if is_archive else {}
+        saved = request.build_on_meta(plans[0].reader, files[0].path) if is_archive else {}
         new = Replacements(wanted.values_of, saved)
         names = (entry.name for plan in plans for entry in tensor_entries(plan.reader))
         refuse_lost(request.name, wanted.empty, new.lacking, names)

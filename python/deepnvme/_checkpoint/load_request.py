@@ -70,7 +70,7 @@ class LoadRequest:
         Raises:
             OSError: the file cannot be opened or read.
             CorruptFileError: the file is damaged, is no checkpoint, or lacks a tensor that its index lists.
-            ChecksumError: its index differs from the checksum, or it is another file than the one its index means.
+            ChecksumError: its index differs from the checksum, or it is another file than its index refers to.
             UnsupportedError: it is a packed model.
         """
         exact = headers != "trust"
@@ -117,16 +117,16 @@ class LoadRequest:
             # Everything: start reading before looking at names.
             buffers = self._start(reader, list(range(reader.storage_count)))
             if reader.format == "safetensors":
-                return self._safetensors(tensor_entries(reader), buffers)
-            return self._archive(reader, path, list(range(reader.storage_count)), buffers, None)
+                return self._build_safetensors(tensor_entries(reader), buffers)
+            return self._build_archive(reader, path, list(range(reader.storage_count)), buffers, None)
         tensors = tensor_entries(reader)
         chosen = set(self.select([entry.name for entry in tensors], names))
         chosen_entries = [entry for entry in tensors if entry.name in chosen]
         wanted = sorted({entry.storage for entry in chosen_entries})
         buffers = self._start(reader, wanted)
         if reader.format == "safetensors":
-            return self._safetensors(chosen_entries, buffers)
-        return self._archive(reader, path, wanted, buffers, list(chosen))
+            return self._build_safetensors(chosen_entries, buffers)
+        return self._build_archive(reader, path, wanted, buffers, list(chosen))
 
     def _start(self, reader: _CheckpointReader, wanted: list[int]) -> LoadBuffers | None:
         """Start to read storages. The meta device needs no bytes."""
@@ -136,25 +136,25 @@ class LoadRequest:
             None if self.device.type == "meta" else LoadBuffers(reader, wanted, self.device, pin_memory=self.pin_memory)
         )
 
-    def select(self, there: list[str], names: list[str] | None) -> list[str]:
+    def select(self, available: list[str], names: list[str] | None) -> list[str]:
         """Return the names of the tensors to load from a file: those in ``names``, or all.
 
         If these are all tensors of the state, each pattern of ``only`` must match one of them.
         """
         from deepnvme._checkpoint.tensor_names import NamePatterns  # noqa: PLC0415
 
-        listed = there if names is None else [*filter(set(names).__contains__, there)]
+        listed = available if names is None else [*filter(set(names).__contains__, available)]
         if self.only is None:
             return listed
         patterns = NamePatterns(self.only)
         chosen = [*filter(patterns.matches, listed)]
         if names is None and (patterns.unmatched or not chosen):
-            shown = ", ".join(there[:5]) + (", ..." if len(there) > 5 else "")  # noqa: PLR2004
+            shown = ", ".join(available[:5]) + (", ..." if len(available) > 5 else "")  # noqa: PLR2004
             msg = f"{self.name}: no tensor matches {patterns.unmatched}; there are {shown or 'no tensors'}"
             raise KeyError(msg)
         return chosen
 
-    def _safetensors(self, tensors: list[TensorEntry], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
+    def _build_safetensors(self, tensors: list[TensorEntry], buffers: LoadBuffers | None) -> dict[str, torch.Tensor]:
         import torch  # noqa: PLC0415
 
         if buffers is None:
@@ -173,11 +173,11 @@ class LoadRequest:
             state = {name: tensor.to(self.device) for name, tensor in state.items()}
         return state
 
-    def without_bytes(self, reader: _CheckpointReader, path: Any) -> Any:
+    def build_on_meta(self, reader: _CheckpointReader, path: Any) -> Any:
         """Build the state of an archive with tensors on the meta device, for its other values."""
-        return self._archive(reader, path, list(range(reader.storage_count)), None, None)
+        return self._build_archive(reader, path, list(range(reader.storage_count)), None, None)
 
-    def _archive(
+    def _build_archive(
         self,
         reader: _CheckpointReader,
         path: Any,

@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from deepnvme._stream.model_files import ModelFiles
 
 
-# Options of `from_pretrained` by which another library places or changes the weights.
-_REFUSED_OPTIONS = (
-    "device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder", "state_dict",
-    "ignore_mismatched_sizes",
-)  # fmt: skip
+_PLACED_BY_OTHERS = "lets another library place or change the weights, which deepnvme.stream does itself"
+_FROM_THE_FILES = "gives the model other weights than its files, which deepnvme.stream reads"
+# Options of `from_pretrained`, unless they are None or false, and the reasons.
+_REFUSED_OPTIONS = {
+    **dict.fromkeys(
+        ("device_map", "quantization_config", "tp_plan", "max_memory", "offload_folder"), _PLACED_BY_OTHERS
+    ),
+    **dict.fromkeys(("state_dict", "ignore_mismatched_sizes"), _FROM_THE_FILES),
+    "output_loading_info": "returns more than the model",
+}
 # Names of models of the Hub, with or without an organisation.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 _CONFIG_REMEDY = "take config.json from the original model, or update transformers"
@@ -55,25 +60,25 @@ def find_folder(model: str | bytes | os.PathLike[str], options: dict[str, Any]) 
     name = os.fsdecode(model)
     if os.path.lexists(folder) or _HUB_NAME.fullmatch(name) is None:
         return folder
-    found = _find_in_cache(name, options.pop("revision", None), options.pop("cache_dir", None))
-    if found is not None:
-        return found
-    text = (
-        "no such folder, and no model of this name in the local cache of the Hugging Face Hub; deepnvme.stream "
-        f"downloads nothing: run `hf download {name}`, and pass the name again or the folder that this prints"
-    )
-    raise NotFoundError(errno.ENOENT, text, name)
-
-
-def _find_in_cache(name: str, revision: str | None, cache_dir: str | None) -> Path | None:
+    revision, cache_dir = options.pop("revision", None), options.pop("cache_dir", None)
     try:
         from huggingface_hub import snapshot_download  # noqa: PLC0415
+        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
     except ImportError:
-        return None
+        text = "no such folder; pip install huggingface_hub to find models of the Hub in its local cache"
+        raise NotFoundError(errno.ENOENT, text, name) from None
     try:
         return Path(snapshot_download(name, revision=revision, cache_dir=cache_dir, local_files_only=True))
-    except (OSError, ValueError):
-        return None
+    except (HFValidationError, LocalEntryNotFoundError):
+        model_text = "model of this name" if revision is None else f"revision {revision!r} of a model of this name"
+        cache = "the local cache of the Hugging Face Hub" + ("" if cache_dir is None else f" in {cache_dir}")
+        command = f"hf download {name}" + ("" if revision is None else f" --revision {revision}")
+        command += "" if cache_dir is None else f" --cache-dir {os.fsdecode(cache_dir)}"
+        text = (
+            f"no such folder, and no {model_text} in {cache}; deepnvme.stream downloads nothing: run `{command}`, and "
+            "pass the name again or the folder that this prints"
+        )
+        raise NotFoundError(errno.ENOENT, text, name) from None
 
 
 def build_model(
@@ -90,14 +95,12 @@ def build_model(
     """
     import transformers  # noqa: PLC0415
 
-    for name in _REFUSED_OPTIONS:
-        if options.get(name) is not None:
-            raise UnsupportedError(
-                f"{name} lets another library place or change the weights, which deepnvme.stream does itself; omit it"
-            )
-    if options.pop("output_loading_info", None):
-        raise UnsupportedError("deepnvme.stream returns only the model; omit output_loading_info")
-    config = options.pop("config", None) or _read_config(transformers, folder, bool(options.get("trust_remote_code")))
+    for name, reason in _REFUSED_OPTIONS.items():
+        if options.pop(name, None):
+            raise UnsupportedError(f"{name} {reason}; leave it out")
+    config = options.pop("config", None) or folder
+    if isinstance(config, (str, bytes, os.PathLike)):
+        config = _read_config(transformers, path_of(config), bool(options.get("trust_remote_code")))
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "
@@ -112,7 +115,7 @@ def build_model(
         )
     state = {name: TracedTensor(origin, weight_name=name) for name, origin in files.tensors.items()}
     if dtype == "auto":
-        dtype = _dtype_of(config, files)
+        dtype = _dtype_of(config, files, folder)
     try:
         elements = sum(math.prod(origin.shape) for origin in files.tensors.values())
         with bounded_model(len(state), elements, folder / "config.json"):
@@ -153,6 +156,8 @@ def _read_config(transformers: Any, folder: Path, is_trusted: bool) -> Any:
     try:
         # Without an answer, transformers would ask for one on the terminal.
         config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=is_trusted)
+    except MemoryError:
+        raise
     except Exception as error:
         if not os.path.lexists(path):
             remedy = "stream a folder written by save_pretrained(), or pass a module: stream(module, weights=...)"
@@ -163,7 +168,8 @@ def _read_config(transformers: Any, folder: Path, is_trusted: bool) -> Any:
 
 
 def _refuse_mismatched(folder: Path, chosen: Any, mismatched: Collection[tuple[str, Any, Any]]) -> None:
-    for name, stored, wanted in sorted(mismatched, key=lambda each: each[0]):
+    if mismatched:
+        name, stored, wanted = min(mismatched, key=lambda each: each[0])
         raise UnsupportedError(
             f"{folder}: {name} has shape {tuple(stored)} in the files, and {tuple(wanted)} in {chosen.__name__} as "
             "config.json describes it; the files are of another model, or damaged (deepnvme verify)"
@@ -203,13 +209,13 @@ def _model_class(transformers: Any, config: Any, folder: Path) -> Any:
     )
 
 
-def _dtype_of(config: Any, files: ModelFiles) -> torch.dtype:
+def _dtype_of(config: Any, files: ModelFiles, folder: Path) -> torch.dtype:
     named = getattr(config, "dtype", None)
     if named is not None and not isinstance(named, str):
         return named  # type: ignore[no-any-return]
     floating = [origin.dtype for origin in files.tensors.values() if origin.dtype.is_floating_point]
     if not floating:
-        raise UnsupportedError("the files have no floating-point weights; pass dtype=...")
+        raise UnsupportedError(f"{folder}: the files have no floating-point weights; pass dtype=...")
     return floating[0]
 
 

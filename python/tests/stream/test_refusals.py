@@ -133,15 +133,31 @@ def test_models_managed_by_other_libraries(models: SmallModels, tmp_path: Path, 
     placed.hf_device_map = {"": "cpu"}  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="without device_map"):
         deepnvme.stream(placed, weights=saved.path, memory="1MB")
-    for option in ({"device_map": "auto"}, {"quantization_config": object()}, {"output_loading_info": True}):
-        with pytest.raises(UnsupportedError, match=next(iter(option))):
-            deepnvme.stream(models.folder("llama"), memory="1MB", **option)
+    options = {
+        "device_map": "auto",
+        "quantization_config": object(),
+        "output_loading_info": True,
+        "state_dict": {"a": 1},
+    }
+    for option, value in options.items():
+        with pytest.raises(UnsupportedError, match=f"{option} .*; leave it out"):
+            deepnvme.stream(models.folder("llama"), memory="1MB", **{option: value})
     streamed = saved.stream()
     with pytest.raises(UnsupportedError, match="streamed already"):
         deepnvme.stream(streamed, weights=saved.path, memory="1MB")
     streamed.streaming.close()
     assert deepnvme.stream(streamed, weights=saved.path, memory=plain_module.MEMORY) is streamed
     streamed.streaming.close()
+
+
+def test_options_that_change_nothing(models: SmallModels, tmp_path: Path) -> None:
+    folder = tmp_path / "weights"
+    shutil.copytree(models.folder("llama"), folder)
+    (folder / "config.json").rename(tmp_path / "config.json")
+    defaults = {"device_map": None, "state_dict": None, "ignore_mismatched_sizes": False, "output_loading_info": False}
+    model = deepnvme.stream(folder, memory="8MB", config=str(tmp_path), **defaults)
+    assert type(model).__name__ == "LlamaForCausalLM"
+    model.streaming.close()
 
 
 @pytest.mark.parametrize(

@@ -338,7 +338,7 @@ def test_a_change_in_a_shared_block_is_kept(swapper: Make, state: str, fails: bo
         mine.flush()
     if state == "on disk":
         evict(mine)
-    with pytest.raises(ZeroDivisionError if fails else InvalidArgumentError, match="division|the change is kept"):  # noqa: SIM117
+    with pytest.raises(ZeroDivisionError if fails else InvalidArgumentError, match=r"division|the change is kept"):  # noqa: SIM117
         with mine.borrow("a", shared=True) as tensor:
             tensor.add_(1)
             _ = 1 // (not fails)
@@ -352,7 +352,7 @@ def test_a_change_of_an_attached_tensor_never_reaches_its_file(swapper: Make, tm
     deepnvme.write(torch.ones(ITEM), path)
     mine = swapper()
     mine.attach("a", path, 0, 4 * ITEM, dtype=torch.float32, shape=(ITEM,))
-    with pytest.raises(InvalidArgumentError, match="the change is lost when .* put a copy under another key"):  # noqa: SIM117
+    with pytest.raises(InvalidArgumentError, match=r"the change is lost when .* put a copy under another key"):  # noqa: SIM117
         with mine.borrow("a", shared=True) as tensor:
             tensor.add_(1)
     evict(mine)
