@@ -291,6 +291,27 @@ def test_a_separate_process_group_and_safetensors(tmp_path: Path) -> None:
     assert run(ALONE, 2, tmp_path / "c") == [0, 1]
 
 
+DROPPED = """
+import threading
+def used():
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(os.listdir("/proc/self/task"))
+def make():
+    Checkpointer(folder, every=dt.timedelta(minutes=5)).checkpoints
+import datetime as dt
+make()
+make()
+before = used()
+for _ in range(10):
+    make()
+answer = [after - now for now, after in zip(before, used())]
+"""
+
+
+def test_a_checkpointer_that_is_dropped_leaves_no_connection(tmp_path: Path) -> None:
+    for grown in run(DROPPED, 2, tmp_path / "c"):
+        assert grown == [0, 0, 0]
+
+
 def test_writers_are_spread_over_machines() -> None:
     hosts = ["a", "a", "a", "b", "b", "c"]
     assert writer_ranks(hosts, None) == [0, 3, 5, 1, 4, 2]

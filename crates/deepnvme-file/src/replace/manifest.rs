@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use super::temporary::Temporary;
+use super::temporary::{self, Temporary};
 use crate::stripe_set::{StripeSet, invalid};
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Error, Result};
+use deepnvme_io::Result;
 
 impl StripeSet {
     /// Writes the manifest to its path unless one exists: first privately, then renamed.
@@ -27,7 +27,7 @@ impl StripeSet {
                 let differs = || invalid("another set of the same name was made meanwhile; open it again".into());
                 if is_same { Ok(()) } else { Err(differs().at_path(path)) }
             }
-            Err(errno) => Err(Error::os("write stripe manifest", errno).at_path(path)),
+            Err(errno) => Err(temporary::rename_error(errno, &path)),
         }
     }
 

@@ -204,7 +204,7 @@ impl Replacement {
                 let old = temporary::held(&target);
                 let renamed = file.rename(&target);
                 temporary::release(old);
-                renamed.map_err(|errno| Error::os("rename", errno).at_path(&target))?;
+                renamed.map_err(|errno| temporary::rename_error(errno, &target))?;
                 folder.map_or(Ok(()), |folder| folder.sync_change(&target))
             }
         }

@@ -128,7 +128,7 @@ impl SetReplacement {
         for ((file, path), mark) in self.files.iter_mut().zip(&self.paths).zip(marks) {
             // Recorded first: the file may get its name although the call fails.
             self.marks.push(mark);
-            file.rename_new(path).map_err(|errno| Error::os("rename", errno).at_path(path))?;
+            file.rename_new(path).map_err(|errno| temporary::rename_error(errno, path))?;
         }
         let folders: BTreeSet<&Path> = self.paths.iter().map(|path| fs::folder_of(path)).collect();
         folders.into_iter().try_for_each(fs::sync_folder)?;
@@ -252,7 +252,7 @@ impl SetReplacement {
         };
         match renamed {
             Err(Errno::EXIST) => Ok(false),
-            renamed => renamed.map(|()| true).map_err(|errno| self.refused(errno)),
+            renamed => renamed.map(|()| true).map_err(|errno| temporary::rename_error(errno, &self.index)),
         }
     }
 

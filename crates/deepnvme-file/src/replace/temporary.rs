@@ -29,6 +29,9 @@ const NAME_BYTES_MAX: usize = 180;
 /// How many names to try. If all are taken, that is an error.
 const NAMES_MAX: usize = 64;
 
+/// The error of a rename if another program has moved the private file away, and may have put a copy in its place.
+pub(super) const MOVED: Errno = Errno::STALE;
+
 /// A private file, removed when dropped unless it was kept.
 #[derive(Debug)]
 pub struct Temporary {
@@ -113,9 +116,14 @@ impl Temporary {
     /// Renames the file to `target`, replacing any existing file.
     ///
     /// # Errors
-    /// The error of the kernel.
+    /// The error of the kernel. `MOVED` if the private name refers to another file by now.
     pub fn rename(&mut self, target: &Path) -> Result<(), Errno> {
+        self.refuse_moved()?;
         let renamed = fs::rename(&self.path, target);
+        if renamed.is_ok() && was_moved(&self.path, self.identity, self.file()) {
+            // It happened since the check: another file has got the name.
+            return Err(MOVED);
+        }
         // A network file system may repeat a request that succeeded, and then report an error.
         self.is_kept = renamed.is_ok() || is_named(target, self.identity);
         if self.is_kept { Ok(()) } else { renamed }
@@ -124,8 +132,9 @@ impl Temporary {
     /// Renames the file to `target` if that name is free.
     ///
     /// # Errors
-    /// `EXIST` if the name is taken, and other errors of the kernel.
+    /// `EXIST` if the name is taken, `MOVED` as for [`rename`](Self::rename), and other errors of the kernel.
     pub fn rename_new(&mut self, target: &Path) -> Result<(), Errno> {
+        self.refuse_moved()?;
         match fs::rename_new(&self.path, target) {
             // Fall back to linking and unlinking where renaming cannot refuse to replace.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
@@ -137,6 +146,15 @@ impl Temporary {
         }
         self.is_kept = true;
         Ok(())
+    }
+
+    fn refuse_moved(&self) -> Result<(), Errno> {
+        let is_removed = || {
+            let is_nameless = fs::stat_of(self.file()).is_ok_and(|stat| stat.links == 0);
+            is_nameless && !is_named(&self.path, self.identity)
+        };
+        let is_gone = was_moved(&self.path, self.identity, self.file()) || is_removed();
+        if is_gone { Err(MOVED) } else { Ok(()) }
     }
 }
 
@@ -352,6 +370,22 @@ pub fn current_path(path: &Path, identity: FileId, file: BorrowedFd<'_>) -> Path
     // A file that was created without a name resolves to a made-up one, in its true folder.
     let moved = fs::resolved_path(file).ok().and_then(|moved| Some(moved.parent()?.join(path.file_name()?)));
     moved.unwrap_or_else(|| path.to_path_buf())
+}
+
+/// Returns whether a folder above a private file or folder was renamed, so that it has its private name elsewhere. A
+/// copy may lie under `path`.
+pub(super) fn was_moved(path: &Path, identity: FileId, file: BorrowedFd<'_>) -> bool {
+    let now = current_path(path, identity, file);
+    now != path && is_named(&now, identity)
+}
+
+/// Returns the error of a rename to `target`.
+pub(super) fn rename_error(errno: Errno, target: &Path) -> Error {
+    let error = Error::os("rename", errno).at_path(target);
+    if errno == MOVED {
+        return error.because("another program has moved the new file, or put another in its place; save again");
+    }
+    error
 }
 
 /// Returns whether this name refers to this file.

@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -27,6 +28,10 @@ from deepnvme.errors import CancelledError, InvalidArgumentError, PeerError
 if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
+
+# Groups of Checkpointers that were dropped without `close`. Their connections close when the next group is made: the
+# garbage collector may run in the middle of a call of torch that goes through all groups.
+_dropped: list[ProcessGroup] = []
 
 T = TypeVar("T")
 _Raised = TypeVar("_Raised", bound=BaseException)
@@ -53,21 +58,29 @@ class RankGroup:
     """
 
     def __init__(self, process_group: ProcessGroup | None) -> None:
+        self._process = os.getpid()
         self.torch_group: ProcessGroup | None = None
         self.rank, self.size = 0, 1
         self._shared_error: BaseException | None = None
         self._left_because: str | None = None
         self._has_new_name = True
-        # Groups of the same ranks that this one takes along if it leaves.
-        self._partners: list[RankGroup] = []
-        self._process = os.getpid()
+        # Groups of the same ranks that this one takes along if it leaves. Weak: a cycle would keep dropped ones open.
+        self._partners: list[weakref.ref[RankGroup]] = []
         if process_group is not None or _is_initialised():
             self._join(process_group)
         self.hosts: list[str] = self.all_gather(socket.gethostname())
 
+    def __del__(self) -> None:
+        # If `__init__` failed, some fields are missing.
+        group = vars(self).get("torch_group")
+        if group is not None and self._process == os.getpid() and self._has_new_name:
+            _dropped.append(group)
+
     def _join(self, process_group: ProcessGroup | None) -> None:
         import torch.distributed as dist  # noqa: PLC0415
 
+        while _dropped:
+            _destroy(_dropped.pop())
         if dist.get_rank(process_group) < 0:
             msg = "this process is not in process_group; only members can make a Checkpointer with it"
             raise InvalidArgumentError(msg)
@@ -207,13 +220,15 @@ class RankGroup:
             for failed in (error, self._shared_error):
                 _clear_frames(failed, set())
             self._destroy()
-            for partner in self._partners:
-                partner.leave(why, error)
+            for reference in self._partners:
+                partner = reference()
+                if partner is not None:
+                    partner.leave(why, error)
 
     def join_with(self, other: RankGroup) -> None:
         """Make both groups leave if one does."""
-        self._partners.append(other)
-        other._partners.append(self)
+        self._partners.append(weakref.ref(other))
+        other._partners.append(weakref.ref(self))
 
     def close(self) -> None:
         """Leave the group after the last exchange.

@@ -57,6 +57,36 @@ fn a_temporary_is_removed_from_a_folder_that_was_renamed() {
 }
 
 #[test]
+fn a_copy_of_a_temporary_never_gets_the_name() {
+    let above = tempfile::tempdir().unwrap();
+    let (old, new) = (above.path().join("old"), above.path().join("new"));
+    for is_new in [false, true] {
+        std::fs::create_dir(&old).unwrap();
+        let target = old.join("file");
+        let mut temporary = Temporary::new(&target).unwrap();
+        temporary.fill(b"whole").unwrap();
+        std::fs::rename(&old, &new).unwrap();
+        std::fs::create_dir(&old).unwrap();
+        std::fs::copy(new.join(temporary.path().file_name().unwrap()), temporary.path()).unwrap();
+        let renamed = if is_new { temporary.rename_new(&target) } else { temporary.rename(&target) };
+        assert_eq!(renamed, Err(MOVED));
+        assert!(!target.exists() && temporary.path().exists());
+        drop(temporary);
+        assert!(files(&new).is_empty(), "the file is removed where it lies now");
+        std::fs::remove_dir(&new).unwrap();
+        std::fs::remove_dir_all(&old).unwrap();
+    }
+    // Removed, with a copy in its place.
+    std::fs::create_dir(&old).unwrap();
+    let mut temporary = Temporary::new(&old.join("file")).unwrap();
+    std::fs::remove_file(temporary.path()).unwrap();
+    std::fs::write(temporary.path(), b"foreign").unwrap();
+    assert_eq!(temporary.rename(&old.join("file")), Err(MOVED));
+    drop(temporary);
+    assert_eq!(files(&old).into_values().collect::<Vec<_>>(), [b"foreign"]);
+}
+
+#[test]
 fn names_prove_the_file_without_o_tmpfile() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("file");
