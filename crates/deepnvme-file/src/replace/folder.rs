@@ -115,13 +115,9 @@ impl PrivateFolder {
         };
         fs::set_mode(self.folder.as_fd(), mode).map_err(refused)?;
         let above = fs::OpenedFolder::new(fs::folder_of(&self.target))?;
-        let was_moved = || temporary::was_moved(&self.path, self.identity, self.folder.as_fd());
         // The kernel replaces an empty folder by a folder, and nothing else.
-        let renamed = if was_moved() { Err(temporary::MOVED) } else { fs::rename(&self.path, &self.target) };
-        renamed.map_err(|errno| temporary::rename_error(errno, &self.target))?;
-        if was_moved() {
-            return Err(temporary::rename_error(temporary::MOVED, &self.target));
-        }
+        temporary::rename_unless_moved((&self.path, self.identity), self.folder.as_fd(), &self.target)
+            .map_err(|errno| temporary::rename_error(errno, &self.target))?;
         self.is_kept = true;
         // Sync the name first: until then, cleanup needs this list to find the files.
         above.sync_change(&self.target)?;

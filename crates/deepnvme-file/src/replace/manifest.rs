@@ -4,8 +4,8 @@ use std::path::Path;
 
 use super::temporary::{self, Temporary};
 use crate::stripe_set::{StripeSet, invalid};
-use deepnvme_io::op::Errno;
 use deepnvme_io::Result;
+use deepnvme_io::op::Errno;
 
 impl StripeSet {
     /// Writes the manifest to its path unless one exists: first privately, then renamed.

@@ -30,7 +30,7 @@ const NAME_BYTES_MAX: usize = 180;
 const NAMES_MAX: usize = 64;
 
 /// The error of a rename if another program has moved the private file away, and may have put a copy in its place.
-pub(super) const MOVED: Errno = Errno::STALE;
+const MOVED: Errno = Errno::STALE;
 
 /// A private file, removed when dropped unless it was kept.
 #[derive(Debug)]
@@ -119,11 +119,7 @@ impl Temporary {
     /// The error of the kernel. `MOVED` if the private name refers to another file by now.
     pub fn rename(&mut self, target: &Path) -> Result<(), Errno> {
         self.refuse_moved()?;
-        let renamed = fs::rename(&self.path, target);
-        if renamed.is_ok() && was_moved(&self.path, self.identity, self.file()) {
-            // It happened since the check: another file has got the name.
-            return Err(MOVED);
-        }
+        let renamed = rename_unless_moved((&self.path, self.identity), self.file(), target);
         // A network file system may repeat a request that succeeded, and then report an error.
         self.is_kept = renamed.is_ok() || is_named(target, self.identity);
         if self.is_kept { Ok(()) } else { renamed }
@@ -374,9 +370,23 @@ pub fn current_path(path: &Path, identity: FileId, file: BorrowedFd<'_>) -> Path
 
 /// Returns whether a folder above a private file or folder was renamed, so that it has its private name elsewhere. A
 /// copy may lie under `path`.
-pub(super) fn was_moved(path: &Path, identity: FileId, file: BorrowedFd<'_>) -> bool {
+fn was_moved(path: &Path, identity: FileId, file: BorrowedFd<'_>) -> bool {
     let now = current_path(path, identity, file);
     now != path && is_named(&now, identity)
+}
+
+/// Renames a private file or folder. Fails with [`MOVED`] if another program has moved it.
+pub(super) fn rename_unless_moved(
+    (path, identity): (&Path, FileId),
+    file: BorrowedFd<'_>,
+    target: &Path,
+) -> Result<(), Errno> {
+    if was_moved(path, identity, file) {
+        return Err(MOVED);
+    }
+    fs::rename(path, target)?;
+    // Again: if it was moved since, a copy has got the name.
+    if was_moved(path, identity, file) { Err(MOVED) } else { Ok(()) }
 }
 
 /// Returns the error of a rename to `target`.
