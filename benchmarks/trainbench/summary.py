@@ -161,13 +161,13 @@ def _steps_table(row: Row) -> list[str]:
     text = [f"{heads} {'by byte':>8} {'CPU s/GB':>9} {'bits of torch':>14}"]
     for line in lines(row):
         spread = f"{line.step_min_s:.3f} - {line.step_max_s:.3f}"
-        floor, beside, by_byte = (
+        floor, times, by_byte = (
             f"{one:.2f}" if one is not None else "-"
             for one in (line.of_floor, line.ours_ratio, line.ours_ratio_for_bytes)
         )
         text.append(
             f"{line.name:24} {line.step_s:7.3f} {spread:>17} {line.step_gb:8.2f} {line.gb_per_s:6.2f} {floor:>7} "
-            f"{beside:>7} {by_byte:>8} {line.cpu_s_per_gb:9.3f} {'yes' if line.is_equal else 'no':>14}",
+            f"{times:>7} {by_byte:>8} {line.cpu_s_per_gb:9.3f} {'yes' if line.is_equal else 'no':>14}",
         )
     return text
 

@@ -36,7 +36,7 @@ def count_unread(value: Any) -> int:
     return sum(count_unread(child) for child in children)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # torch warns of sparse CSR, quantised tensors and typed storages
 def test_everything_is_where_it_was(tmp_path: Path) -> None:
     deepnvme.save(everything(), tmp_path / "x.pt")
     expected, lazy = deepnvme.load(tmp_path / "x.pt"), deepnvme.load(tmp_path / "x.pt", lazy=True)
