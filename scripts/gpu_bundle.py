@@ -63,7 +63,7 @@ def contents(wheel: Path) -> Iterator[tuple[Path, Path]]:
     yield ROOT / "pyproject.toml", Path("pyproject.toml")
     for path in (
         TESTS / "conftest.py",
-        Path("scripts/hang_watch.py"),
+        TESTS / "shared" / "hang_watch.py",
         *sorted(path.relative_to(ROOT) for path in (ROOT / TESTS / "gpu").glob("*.py")),
         *(
             path.relative_to(ROOT)

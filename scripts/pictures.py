@@ -162,7 +162,7 @@ def streamed_token() -> Picture:
 
 
 def overlapped_checkpoint() -> Picture:
-    """Show a background save beside training steps."""
+    """Show a background save during training steps."""
     picture = Picture(760, 230, "A background checkpoint: training waits for the copy only, or for nothing")
     for y, title, copied in ((10, "async_=True", True), (120, "async_=True in overlap(optimizer)", False)):
         picture.text(10, y + 10, title)

@@ -1,4 +1,4 @@
-"""The licences of the crates that an extension contains. MIT, ISC and Unicode ask for their text beside each copy."""
+"""The licences of the crates that an extension contains. MIT, ISC and Unicode ask for their text with each copy."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     python scripts/run_tests.py [SUITE ...]
 
 Three suites run at a time. The Python tests wait for the disk and for deadlines more than they compute, so both halves
-of them run beside the Rust tests, which keep all CPUs busy while they are compiled. The Rust suites have a lower
+of them run together with the Rust tests, which keep all CPUs busy while they are compiled. The Rust suites have a lower
 priority, so that deadlines hold. The output is shown suite by suite, to avoid mixing, each line as soon as its suite is
 due. The name `python` selects all suites whose names begin with it.
 

@@ -1,1 +1,1 @@
-"""Loads, saves and single tensors of every kind, beside fio and the loaders that people use."""
+"""Loads, saves and single tensors of every kind, compared with fio and the loaders that people use."""

@@ -80,16 +80,16 @@ def main() -> int:
     chosen = arguments()
     torch.set_num_threads(os.cpu_count() or 1)
     made = {}
-    with command.scratch_folder(chosen.scratch / "cases") as scratch:
+    with command.scratch_folder(chosen.scratch, "cases") as scratch:
         with idle_disk(scratch) as disk:
             for name, case in CASES.items():
                 if chosen.only and not any(text in name for text in chosen.only):
                     continue
-                with command.scratch_folder(scratch / "case") as folder:
+                with command.scratch_folder(scratch, "case") as folder:
                     took = run(case, folder, chosen.rounds, chosen.mib, disk)
                 made[name] = {"seconds": took, "goals": report(name, case, took)}
         fields = {"load": os.getloadavg()[0], "rounds": chosen.rounds, "mib": chosen.mib, "cases": made}
-        print(f"written: {command.write_record(chosen.results, 'cases', scratch, fields).name}")
+        print(f"written: {command.write_record(chosen.results, 'cases', scratch, fields)}")
     return 0
 
 

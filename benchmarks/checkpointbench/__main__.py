@@ -179,10 +179,14 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(STATES), help=f"some of {', '.join(STATES)} (default: all)")
     command.add_options(parser, rounds=5)
     arguments = parser.parse_args()
-    arguments.scratch.mkdir(parents=True, exist_ok=True)
+    return command.run_in_scratch(arguments.scratch, "checkpoints", lambda scratch: run(arguments, scratch))
+
+
+def run(arguments: argparse.Namespace, scratch: Path) -> Path:
+    """Measure all models, and write the record. Returns its path."""
     results = Results()
-    with hugepages.reserved(128 << 20), idle_disk(arguments.scratch) as disk:
-        place = Place(arguments.scratch, arguments.rounds, disk)
+    with hugepages.reserved(128 << 20), idle_disk(scratch) as disk:
+        place = Place(scratch, arguments.rounds, disk)
         for model in arguments.models.split(","):
             measure(model, STATES[model](), place, results)
             show([line for line in summary(results) if str(line["row"]).endswith(model)])
@@ -195,11 +199,10 @@ def main() -> int:
         },
         "left_out": results.left_out,
     }
-    path = command.write_record(arguments.results, "checkpoints", arguments.scratch, fields)
+    path = command.write_record(arguments.results, "checkpoints", scratch, fields)
     for key, reason in results.left_out.items():
         print(f"left out: {key}: {reason}")
-    print(f"written: {path.name}")
-    return 0
+    return path
 
 
 if __name__ == "__main__":

@@ -1,16 +1,22 @@
-"""The options of `depths` and `parts`."""
+"""The options of `depths`, `parts` and `small`."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
-def parse(name: str, description: str | None, *, rounds: int) -> argparse.Namespace:
-    """Parse ``--rounds`` and ``--scratch`` of ``python -m checkpointbench.NAME``, and create the scratch folder."""
+def run(name: str, description: str | None, measure: Callable[[int, Path], None], *, rounds: int) -> int:
+    """Run ``python -m checkpointbench.NAME``: call `measure` with the number of rounds and a new scratch folder."""
     parser = argparse.ArgumentParser(prog=f"checkpointbench.{name}", description=description)
-    parser.add_argument("--rounds", type=int, default=rounds)
-    parser.add_argument("--scratch", type=Path, default=Path("scratch"))
+    command.add_rounds_and_scratch(parser, rounds=rounds)
     arguments = parser.parse_args()
-    arguments.scratch.mkdir(parents=True, exist_ok=True)
-    return arguments
+    with command.scratch_folder(arguments.scratch, name) as scratch:
+        measure(arguments.rounds, scratch)
+    return 0

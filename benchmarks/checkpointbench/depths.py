@@ -7,12 +7,13 @@ one of the tools.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from statistics import median
 
 import deepnvme
 import torch
 
-from checkpointbench.arguments import parse
+from checkpointbench.arguments import run
 from checkpointbench.states import STATES
 from checkpointbench.workers import Job, Workers
 from common import cache
@@ -24,15 +25,19 @@ _BASELINE = "runai streamer"
 
 
 def main() -> int:
+    """Parse the options, measure, and print a table."""
+    return run("depths", __doc__, measure, rounds=9)
+
+
+def measure(rounds: int, scratch: Path) -> None:
     """Measure, and print medians and the medians of the ratios to the first depth."""
-    arguments = parse("depths", __doc__, rounds=9)
-    path, small = arguments.scratch / "depths.safetensors", arguments.scratch / "small.safetensors"
+    path, small = scratch / "depths.safetensors", scratch / "small.safetensors"
     deepnvme.save(STATES["one-2g"](), path, progress=False)
     deepnvme.save({"a": torch.arange(1000)}, small, progress=False)
     size = path.stat().st_size
     names = [*(f"depth {depth}" for depth in _DEPTHS), _BASELINE]
     jobs = {_BASELINE: Job(_BASELINE, str(path), str(small), size)}
-    settings = {depth: arguments.scratch / f"depth-{depth}.toml" for depth in _DEPTHS}
+    settings = {depth: scratch / f"depth-{depth}.toml" for depth in _DEPTHS}
     for depth, file in settings.items():
         file.write_text(f"[engine]\nqueue_depth = {depth}\n", encoding="utf-8")
         environment = {"DEEPNVME_CONFIG": str(file)}
@@ -40,18 +45,15 @@ def main() -> int:
     taken_s: dict[str, list[float]] = {name: [] for name in names}
     workers = Workers()
     try:
-        for index in range(arguments.rounds):
+        for index in range(rounds):
             for name in order(names, index):
                 cache.make_cold(path)
                 taken_s[name].append(workers.load(jobs[name]).wall_s)
     finally:
         workers.close()
-        for file in (path, small, *settings.values()):
-            file.unlink()
     for name, all_s in taken_s.items():
         ratio = median(one / first for one, first in zip(all_s, taken_s[names[0]], strict=True))
         print(f"{name:15} {median(all_s):.3f} s ({min(all_s):.3f} to {max(all_s):.3f}), {ratio:.2f} of the first")
-    return 0
 
 
 if __name__ == "__main__":

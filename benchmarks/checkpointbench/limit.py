@@ -18,7 +18,7 @@ class Fio(Tool):
     suffix = ".raw"
 
     def __init__(self, path: Path, size: int, *, huge: bool) -> None:
-        self._limit = DiskLimit(path, size, huge=huge)
+        self._limit = DiskLimit.measure(path, size, huge=huge)
 
     def save(self, state: State, path: Path) -> Any:
         """See the base: random bytes, as many as the state has."""

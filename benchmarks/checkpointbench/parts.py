@@ -25,7 +25,7 @@ import deepnvme
 import torch
 from deepnvme._checkpoint import pickler, save
 
-from checkpointbench.arguments import parse
+from checkpointbench.arguments import run
 from checkpointbench.states import bf16_300, small_10k
 from common import cache
 
@@ -127,7 +127,11 @@ def load_once(path: Path, pages: str) -> None:
 
 def main() -> int:
     """Measure each part, and print the costs."""
-    arguments = parse("parts", __doc__, rounds=3)
+    return run("parts", __doc__, measure, rounds=3)
+
+
+def measure(rounds: int, scratch: Path) -> None:
+    """Measure each part in processes of its own, and print its costs."""
     # Processes of their own: memory that one has used comes back to the next one of the same process faster.
     spawn = multiprocessing.get_context("spawn")
 
@@ -138,25 +142,21 @@ def main() -> int:
         if process.exitcode:
             sys.exit(process.exitcode)
 
-    apart(touches, arguments.rounds)
-    for _ in range(arguments.rounds):
+    apart(touches, rounds)
+    for _ in range(rounds):
         for kind, advice in (("small pages", mmap.MADV_NOHUGEPAGE), ("huge pages", mmap.MADV_HUGEPAGE)):
             time.sleep(_PAUSE_S)
             apart(touch_once, kind, advice)
-    apart(pickling, arguments.rounds)
-    apart(plans, arguments.scratch, arguments.rounds)
-    path = arguments.scratch / "parts.safetensors"
+    apart(pickling, rounds)
+    apart(plans, scratch, rounds)
+    path = scratch / "parts.safetensors"
     apart(_save, path)
-    try:
-        for verify in ("sample", "off"):
-            apart(loads, path, arguments.rounds, verify)
-        for index in range(2 * arguments.rounds):
-            cache.make_cold(path)
-            time.sleep(_PAUSE_S)
-            apart(load_once, path, _SMALL_ONLY if index % 2 else "huge pages by trial")
-    finally:
-        path.unlink()
-    return 0
+    for verify in ("sample", "off"):
+        apart(loads, path, rounds, verify)
+    for index in range(2 * rounds):
+        cache.make_cold(path)
+        time.sleep(_PAUSE_S)
+        apart(load_once, path, _SMALL_ONLY if index % 2 else "huge pages by trial")
 
 
 def _save(path: Path) -> None:

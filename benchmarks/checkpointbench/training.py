@@ -8,10 +8,8 @@ median of the ratios within the rounds. The disk is fast enough to write several
 from __future__ import annotations
 
 import argparse
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,6 +17,8 @@ from pathlib import Path
 
 import deepnvme
 import torch
+
+from common import command
 
 WIDTH, HEADS, LAYERS, WORDS = 512, 8, 4, 8000
 BATCH, LENGTH = 16, 128
@@ -74,26 +74,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="checkpointbench.training", description=__doc__)
     parser.add_argument("--scratch", type=Path, default=Path("scratch"))
     arguments = parser.parse_args()
-    arguments.scratch.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=arguments.scratch))
+    with command.scratch_folder(arguments.scratch, "training") as folder:
+        measure(folder)
+    return 0
+
+
+def measure(folder: Path) -> None:
+    """Measure in a folder, and print a table."""
     loop = Loop()
     ways: dict[str, Callable[[], deepnvme.Checkpointer]] = {
         "not saved": lambda: deepnvme.Checkpointer(folder / "none"),
         "asynchronous": lambda: deepnvme.Checkpointer(folder / "asynchronous", keep=2, async_=True),
         "overlapped": lambda: deepnvme.Checkpointer(folder / "overlapped", keep=2),
     }
-    try:
-        with ExitStack() as stack:
-            checkpointers = {way: stack.enter_context(make()) for way, make in ways.items()}
-            seconds: dict[str, list[float]] = {way: [] for way in ways}
-            for number in range(ROUNDS + 1):
-                for way in list(ways) if number % 2 else reversed(list(ways)):
-                    taken = block(loop, way, checkpointers[way])
-                    if number > 0:
-                        seconds[way].append(taken)
-            size = sum(checkpoint.nbytes for checkpoint in checkpointers["asynchronous"].checkpoints[:1])
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        checkpointers = {way: stack.enter_context(make()) for way, make in ways.items()}
+        seconds: dict[str, list[float]] = {way: [] for way in ways}
+        for number in range(ROUNDS + 1):
+            for way in list(ways) if number % 2 else reversed(list(ways)):
+                taken = block(loop, way, checkpointers[way])
+                if number > 0:
+                    seconds[way].append(taken)
+        size = sum(checkpoint.nbytes for checkpoint in checkpointers["asynchronous"].checkpoints[:1])
     print(f"{size / 1e6:.0f} MB saved at every step; {ROUNDS} rounds of {STEPS} steps")
     for way, values in seconds.items():
         ratios = [mine / base for mine, base in zip(values, seconds["not saved"], strict=True)]
@@ -101,7 +103,6 @@ def main() -> int:
             f"{way:14} {statistics.median(values):.3f} s a step ({min(values):.3f} - {max(values):.3f}), "
             f"{(statistics.median(ratios) - 1) * 100:+.1f}%"
         )
-    return 0
 
 
 if __name__ == "__main__":

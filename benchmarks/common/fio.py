@@ -12,13 +12,15 @@ import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from common.measure import Sample
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
+_Setting = TypeVar("_Setting")
 Engine = Literal["libaio", "io_uring", "io_uring-fixed", "psync"]
 
 
@@ -55,6 +57,29 @@ def version() -> str | None:
     if shutil.which("fio") is None:
         return None
     return subprocess.run(["fio", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+
+
+def measure_settings(settings: Iterable[_Setting], speed: Callable[[_Setting], float]) -> dict[_Setting, float]:
+    """Return the speed of each setting that runs here: containers may forbid an engine.
+
+    Raises:
+        FioFailed: no setting runs; the error of the last one.
+    """
+    speeds: dict[_Setting, float] = {}
+    failure = FioFailed("no setting to try")
+    for setting in settings:
+        try:
+            speeds[setting] = speed(setting)
+        except FioFailed as error:
+            failure = error
+    if not speeds:
+        raise failure
+    return speeds
+
+
+def fastest(speeds: dict[_Setting, float]) -> _Setting:
+    """Return the setting with the highest speed."""
+    return max(speeds, key=lambda setting: speeds[setting])
 
 
 def transfer(setting: FioSetting, rw: Literal["read", "write"], path: Path, size: int) -> Sample:

@@ -53,6 +53,7 @@ def timed(action: Action, bytes_moved: int) -> tuple[Sample, object]:
     one tool's turn would be counted as its I/O.
     """
     gc.collect()
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         cpu_before = _cpu_seconds()
@@ -61,7 +62,8 @@ def timed(action: Action, bytes_moved: int) -> tuple[Sample, object]:
         wall_s = time.perf_counter() - start
         cpu_s = _cpu_seconds() - cpu_before
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
     if isinstance(value, Sample):
         return value, None
     return Sample(wall_s, cpu_s, bytes_moved), value

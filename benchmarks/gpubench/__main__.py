@@ -29,6 +29,10 @@ def main() -> int:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--rehearse", action="store_true", help="use the tests' fake driver; speeds mean nothing")
     arguments = parser.parse_args()
+    if arguments.model_mib is None:
+        arguments.model_mib = min(1024, arguments.mib)
+    if min(arguments.mib, arguments.model_mib, arguments.rounds) < 1:
+        parser.error("--mib, --model-mib and --rounds must be at least 1")
     keys = arguments.rows.split(",")
     if unknown := [key for key in keys if key not in KEYS]:
         parser.error(f"no rows are named {', '.join(unknown)}; there are {', '.join(KEYS)}")
@@ -39,7 +43,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     plan = Plan(
         nbytes=arguments.mib << 20,
-        model_nbytes=(arguments.model_mib or min(1024, arguments.mib)) << 20,
+        model_nbytes=arguments.model_mib << 20,
         rounds=arguments.rounds,
         rounds_s=arguments.seconds,
         minutes=arguments.minutes,

@@ -6,16 +6,16 @@ import ctypes
 import os
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from common import fio, handle_setting
+from common import cache, fio, handle_setting
 from common.not_offered import NotOffered
 from common.sync import sync
 from gpubench.tool import Group, Place, Tool, Where, needs_torch_cuda
 from gpubench.trial import best
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -36,12 +36,15 @@ class PythonCopy(Tool):
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
         """See the base."""
+        # The bytes of the round before must not pass for those of this one.
+        self._pinned.fill_(0xA5)
 
         def action() -> None:
             at = 0
             with path.open("rb", buffering=0) as file:
                 while count := file.readinto(self._view[at : at + _CHUNK_BYTES]):
                     at += count
+            _check(at, len(self._view), self.name)
             self.place.gpu.fill(target, self._pinned)
 
         return action
@@ -67,20 +70,24 @@ class _Tuned(Tool, ABC):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        needs_torch_cuda(place, self.name)
         self._best: dict[str, Any] = {}
 
     def settings(self) -> str:
         """See the base."""
         return "; ".join(f"{verb}: {setting}" for verb, setting in self._best.items())
 
-    def prepare_read(self, target: torch.Tensor, path: Path) -> None:
+    def prepare_read(self, target: Any, path: Path, make_cold: Callable[[], None]) -> None:
         """See the base."""
-        self._best["read"] = best(self._candidates, lambda one: self._read(one, target, path), path, cold=True)
+        self._best["read"] = best(self._candidates, lambda one: self._read(one, target, path), make_cold)
 
-    def prepare_write(self, source: torch.Tensor, path: Path) -> None:
+    def prepare_write(self, source: Any, path: Path) -> None:
         """See the base."""
-        self._best["write"] = best(self._candidates, lambda one: self._write(one, source, path), path, cold=False)
+
+        def remove_file() -> None:
+            path.unlink(missing_ok=True)
+            cache.wait_for_writeback()
+
+        self._best["write"] = best(self._candidates, lambda one: self._write(one, source, path), remove_file)
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
         """See the base."""
@@ -106,6 +113,7 @@ class DeepSpeed(_Tuned):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        needs_torch_cuda(place, self.name)
         os.environ.setdefault("DS_ACCELERATOR", "cuda")
         from common import deepspeed_op  # noqa: PLC0415
 
@@ -133,6 +141,20 @@ class DeepSpeed(_Tuned):
 
         return action
 
+    def prepare_read(self, target: Any, path: Path, make_cold: Callable[[], None]) -> None:
+        """See the base."""
+        super().prepare_read(target, path, make_cold)
+        self._close_unused()
+
+    def prepare_write(self, source: Any, path: Path) -> None:
+        """See the base."""
+        super().prepare_write(source, path)
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Close the handles, with their threads, of the settings that lost."""
+        self._handles = {one: handle for one, handle in self._handles.items() if one in self._best.values()}
+
     def close(self) -> None:
         """See the base."""
         self._handles.clear()
@@ -146,11 +168,12 @@ class Kvikio(_Tuned):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
+        needs_torch_cuda(place, self.name)
         _load_libkvikio()
         import kvikio  # noqa: PLC0415
         import kvikio.defaults  # noqa: PLC0415
 
-        self._open: Any = kvikio.CuFile
+        self._file_type: Any = kvikio.CuFile
         self._defaults: Any = kvikio.defaults
 
     def settings(self) -> str:
@@ -162,7 +185,7 @@ class Kvikio(_Tuned):
         self._use(threads)
 
         def action() -> None:
-            with self._open(path, "r") as file:
+            with self._file_type(path, "r") as file:
                 _check(file.pread(target).get(), target.nbytes, "kvikio")
 
         return action
@@ -171,7 +194,7 @@ class Kvikio(_Tuned):
         self._use(threads)
 
         def action() -> None:
-            with self._open(path, "w") as file:
+            with self._file_type(path, "w") as file:
                 _check(file.pwrite(source).get(), source.nbytes, "kvikio")
             sync(path)
 
@@ -201,7 +224,7 @@ def _load_libkvikio() -> None:
         ctypes.CDLL(str(bundled))
 
 
-class Fio(Tool):
+class Fio(_Tuned):
     """fio from and to at most 64 MiB of its own host memory: the disk's own limit."""
 
     name = "fio, host memory"
@@ -215,40 +238,27 @@ class Fio(Tool):
         engines: tuple[fio.Engine, ...] = ("io_uring", "libaio")
         sizes = ((512 << 10, 32), (1 << 20, 64))
         self._candidates = [fio.FioSetting(engine, *size, huge=False) for engine in engines for size in sizes]
-        self._best: dict[str, fio.FioSetting] = {}
 
-    def settings(self) -> str:
-        """See the base."""
-        return "; ".join(f"{verb}: {setting}" for verb, setting in self._best.items())
-
-    def prepare_read(self, target: Any, path: Path) -> None:
-        """See the base."""
-        self._choose("read", path)
+    def prepare_read(self, target: Any, path: Path, make_cold: Callable[[], None]) -> None:
+        """See the base. fio's own times count, and it reads directly."""
+        self._best["read"] = self._fastest("read", path)
 
     def prepare_write(self, source: Any, path: Path) -> None:
-        """See the base."""
-        self._choose("write", path)
+        """See the base. fio's own times count."""
+        self._best["write"] = self._fastest("write", path)
 
-    def _choose(self, verb: Any, path: Path) -> None:
-        speeds: dict[fio.FioSetting, float] = {}
-        failure: Exception | None = None
-        for one in self._candidates:
-            try:
-                speeds[one] = fio.transfer(one, verb, path, self.place.nbytes).gb_per_s
-            except fio.FioFailed as error:
-                # An engine that containers forbid.
-                failure = error
-        if not speeds:
-            raise failure or NotOffered("fio has no setting to try")
-        self._best[verb] = max(speeds, key=lambda one: speeds[one])
+    def _fastest(self, verb: Literal["read", "write"], path: Path) -> fio.FioSetting:
+        def speed(one: fio.FioSetting) -> float:
+            return fio.transfer(one, verb, path, self.place.nbytes).gb_per_s
 
-    def read(self, target: Any, path: Path) -> Action:
-        """See the base."""
-        return lambda: fio.transfer(self._best["read"], "read", path, self.place.nbytes)
+        speeds: dict[fio.FioSetting, float] = fio.measure_settings(self._candidates, speed)
+        return fio.fastest(speeds)
 
-    def write(self, source: Any, path: Path) -> Action:
-        """See the base."""
-        return lambda: fio.transfer(self._best["write"], "write", path, self.place.nbytes)
+    def _read(self, one: fio.FioSetting, target: Any, path: Path) -> Action:
+        return lambda: fio.transfer(one, "read", path, self.place.nbytes)
+
+    def _write(self, one: fio.FioSetting, source: Any, path: Path) -> Action:
+        return lambda: fio.transfer(one, "write", path, self.place.nbytes)
 
 
 def _check(moved: int, wanted: int, who: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from contextlib import ExitStack
@@ -66,9 +67,7 @@ class Saver(ToolBase, ABC):
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._number = len(list(place.scratch.glob("checkpoints-*")))
-        self.folder = place.scratch / f"checkpoints-{self._number}"
-        self.folder.mkdir()
+        self.folder = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=place.scratch))
 
     def open(self, training: Training) -> None:
         """Prepare for this training run; not timed."""
@@ -122,8 +121,10 @@ class Async(Saver):
 
     def close(self) -> None:
         """See the base."""
-        self.checkpointer.close()
-        super().close()
+        try:
+            self.checkpointer.close()
+        finally:
+            super().close()
 
 
 class Overlap(Async):
@@ -165,7 +166,7 @@ KINDS: tuple[type[Saver], ...] = (Async, Overlap, TorchSave)
 def checkpoint(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Train, save, and train on until the checkpoint is on disk."""
     row.title = f"checkpoint of {size_text(place.nbytes)} of a training run on the GPU, until it is on disk"
-    row.first = OURS
+    row.ours = OURS
     row.note(place.gpu.compute_note)
     tools = construct(row, KINDS, place, pace)
     training = Training(place)
@@ -229,6 +230,8 @@ def _compare(name: str, loaded: Any, kept: Any, where: str = "") -> None:
         for key, one in kept.items():
             _compare(name, loaded[key], one, f"{where}.{key}")
     elif isinstance(kept, list):
+        if len(loaded) != len(kept):
+            raise Mismatch(f"{name} saved {len(loaded)} instead of {len(kept)} elements in {where or 'the state'}")
         for index, one in enumerate(kept):
             _compare(name, loaded[index], one, f"{where}[{index}]")
     elif loaded != kept:

@@ -1,4 +1,4 @@
-"""The data and its verification: random bytes, models of them, and comparisons."""
+"""Random tensors and models to transfer, and comparisons with the result."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _pieces(nbytes: int, *, whole: bool) -> Iterator[tuple[int, int]]:
 
 
 def random_bytes(nbytes: int) -> torch.Tensor:
-    """Random bytes, new in each run: one part, repeated, each MiB XORed with its number modulo 256."""
+    """Return random bytes, new in each run: one part, repeated, each MiB XORed with its number modulo 256."""
     part = torch.frombuffer(bytearray(os.urandom(min(nbytes, _CHUNK_BYTES))), dtype=torch.uint8)
     whole = part.repeat(-(-nbytes // part.numel()))[:nbytes]
     stamps = torch.arange(-(-nbytes // _STAMP_BYTES)).to(torch.uint8)
@@ -62,7 +62,7 @@ def random_bytes(nbytes: int) -> torch.Tensor:
 
 
 def random_model(nbytes: int) -> dict[str, torch.Tensor]:
-    """Weights in bf16 that have so many bytes in all: layers of seven matrices and two norms each."""
+    """Return weights in bf16 of so many bytes in all: layers of seven matrices and two norms each."""
     data = random_bytes(nbytes // 2 * 2)
     width = max(8, int((nbytes / 2 / _LAYERS / 12) ** 0.5) // 8 * 8)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from gpubench.rows import RowResult, restored
+from gpubench.rows import RowResult
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Job:
     def row(self) -> RowResult:
         """Return the row as it was saved last."""
         try:
-            return restored(json.loads(Path(self.row_path).read_text(encoding="utf-8"))["row"])
+            return RowResult.from_json(json.loads(Path(self.row_path).read_text(encoding="utf-8"))["row"])
         except FileNotFoundError:
-            return RowResult(self.key, left_out=dict(self.skip), now="starting")
+            return RowResult(self.key, left_out=dict(self.skip), activity="starting")
 
     def gpu_facts(self) -> dict[str, object]:
         """Return the description of the GPU, if the row came that far."""

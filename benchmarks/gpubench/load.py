@@ -10,14 +10,14 @@ import torch
 from common.measure import Sample, timed
 from gpubench import loaders
 from gpubench.data import compare_state, random_model, size_text
-from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
+from gpubench.rows import Pace, RowResult, construct, make_cold_or_note, run_rounds
 from gpubench.tool import Loader, Place
 
 
 def load(place: Place, row: RowResult, pace: Pace) -> RowResult:
     """Load a file of weights to the GPU: safetensors, and the same weights as a torch archive."""
     row.title = f"cold load of a safetensors or .pt file of {size_text(place.nbytes)} to the GPU"
-    row.first = loaders.OURS
+    row.ours = loaders.OURS
     row.counterparts = {loaders.TorchLoad.name: loaders.OURS_PT}
     tools = construct(row, loaders.KINDS, place, pace)
     model = random_model(place.nbytes)
@@ -28,18 +28,21 @@ def load(place: Place, row: RowResult, pace: Pace) -> RowResult:
 
     def once(one: Loader, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
         path = paths[one.suffix]
-        make_cold(path, row)
+        make_cold_or_note(path, row)
 
         def action() -> dict[str, torch.Tensor]:
             state = one.load(path)
             place.gpu.wait()
             return state
 
-        sample, state = timed(action, path.stat().st_size)
-        compare_state(place, state, model, whole=is_first)
-        del state
-        one.let_go()
-        gc.collect()
+        state: object = None
+        try:
+            sample, state = timed(action, path.stat().st_size)
+            compare_state(place, state, model, whole=is_first)
+        finally:
+            del state
+            one.free_last_load()
+            gc.collect()
         return sample
 
     try:

@@ -18,7 +18,7 @@ OURS_GDS = 'deepnvme.load(device="cuda"), cuFile'
 
 
 class Deepnvme(OwnEngine, Loader):
-    """``deepnvme.load`` as it comes."""
+    """``deepnvme.load`` with its defaults."""
 
     name = OURS
 
@@ -76,7 +76,7 @@ class FastSafetensors(Loader):
         self._make: Any = lambda: SafeTensorsFileLoader(
             SingleGroup(), torch.device(place.gpu.device), nogds=self.without_gds
         )
-        self._open: list[Any] = []
+        self._to_close: list[Any] = []
 
     def settings(self) -> str:
         """See the base."""
@@ -85,16 +85,20 @@ class FastSafetensors(Loader):
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
         loader = self._make()
-        self._open.append(loader)
+        self._to_close.append(loader)
         loader.add_filenames({0: [str(path)]})
         buffer = loader.copy_files_to_device()
-        self._open.append(buffer)
+        self._to_close.append(buffer)
         return {name: buffer.get_tensor(name) for name in buffer.key_to_rank_lidx}
 
-    def let_go(self) -> None:
+    def free_last_load(self) -> None:
         """See the base."""
-        while self._open:
-            self._open.pop().close()
+        while self._to_close:
+            self._to_close.pop().close()
+
+    def close(self) -> None:
+        """See the base."""
+        self.free_last_load()
 
 
 class FastSafetensorsGds(FastSafetensors):
@@ -113,7 +117,7 @@ class _PackageLoader(Loader):
     def __init__(self, place: Place) -> None:
         super().__init__(place)
         needs_torch_cuda(place, self.name)
-        self._open: Any = getattr(importlib.import_module(self.module), self.function)
+        self._function: Any = getattr(importlib.import_module(self.module), self.function)
 
 
 class Safetensors(_PackageLoader):
@@ -125,7 +129,7 @@ class Safetensors(_PackageLoader):
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
-        state: dict[str, torch.Tensor] = self._open(path, device=self.place.gpu.device)
+        state: dict[str, torch.Tensor] = self._function(path, device=self.place.gpu.device)
         return state
 
 
@@ -139,7 +143,7 @@ class Runai(_PackageLoader):
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base. Tensors that the streamer yields on the host go to the GPU, as in SGLang and vLLM."""
         device = self.place.gpu.device
-        with self._open() as streamer:
+        with self._function() as streamer:
             streamer.stream_file(str(path), device=device)
             return {name: tensor.to(device, non_blocking=True) for name, tensor in streamer.get_tensors()}
 
@@ -153,7 +157,7 @@ class InstantTensor(_PackageLoader):
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
-        with self._open(str(path), framework="pt", device=self.place.gpu.device) as file:
+        with self._function(str(path), framework="pt", device=self.place.gpu.device) as file:
             return dict(file.tensors())
 
 

@@ -197,7 +197,7 @@ def optimizer(place: Place, row: RowResult, pace: Pace) -> RowResult:
         f"AdamW step of {elements / 1e6:.1f} million fp32 parameters on the GPU; bytes are the state, "
         f"{size_text(place.nbytes)}"
     )
-    row.first, row.reference = OURS, CEILING
+    row.ours, row.reference = OURS, CEILING
     row.counterparts = {TorchOnHost.name: StateInMemory.name}
     row.note(place.gpu.compute_note)
     tools = construct(row, KINDS, place, pace)

@@ -68,6 +68,8 @@ class ThenCopy(Bounce):
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
         """See the base."""
+        # The bytes of the round before must not pass for those of this one.
+        self._pinned.fill_(0xA5)
 
         def action() -> None:
             self.engine.read(self._pinned, path)

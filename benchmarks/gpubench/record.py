@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from common.command import write_json
 from gpubench.summary import lines
 from gpubench.targets import judge, outcomes
 from gpubench.work import TIMELINE
@@ -23,9 +22,7 @@ def write(path: Path, record: dict[str, Any], done: list[RowResult]) -> None:
     record["timelines"] = next((row.metrics for row in done if row.key == TIMELINE), {})
     record["targets"] = [asdict(verdict) for verdict in judge(done)]
     record["outcomes"] = [asdict(outcome) for outcome in outcomes(done)]
-    private = path.with_suffix(f".{os.getpid()}.tmp")
-    private.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    private.replace(path)
+    write_json(path, record)
 
 
 def _row(row: RowResult) -> dict[str, Any]:

@@ -22,14 +22,15 @@ class RowResult:
     key: str
     title: str = ""
     #: The tool of deepnvme to which the baselines are compared.
-    first: str = ""
+    ours: str = ""
     #: The tool that shows the speed to reach, if the row has one: to host memory, or without the disk.
     reference: str = ""
-    #: Baselines that are compared to another tool of deepnvme than the first, with the name of that tool.
+    #: Baselines that are compared to another tool of deepnvme than `ours`, with the name of that tool.
     counterparts: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     samples: dict[str, list[Sample]] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
+    #: The group of each tool by its name, also of tools that are left out.
     groups: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     #: Results of a row without samples.
@@ -40,13 +41,13 @@ class RowResult:
     #: Why the row cannot run here.
     not_offered: str = ""
     #: The current turn, its tool, and its start on the system's monotonic clock.
-    now: str = "preparing"
+    activity: str = "preparing"
     tool: str = ""
     since: float = field(default_factory=time.monotonic)
 
-    def begin(self, now: str, tool: str = "") -> None:
+    def begin(self, activity: str, tool: str = "") -> None:
         """Name the current turn, for the case that it never ends."""
-        self.now, self.tool, self.since = now, tool, time.monotonic()
+        self.activity, self.tool, self.since = activity, tool, time.monotonic()
 
     def drop(self, name: str, why: str) -> None:
         """Skip a tool, and drop its samples."""
@@ -59,15 +60,15 @@ class RowResult:
         if text and text not in self.notes:
             self.notes.append(text)
 
-    def saved(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the row as JSON-ready values."""
         return asdict(self)
 
-
-def restored(values: dict[str, Any]) -> RowResult:
-    """Return the row that `RowResult.saved` described."""
-    samples = {name: [Sample(**one) for one in found] for name, found in values["samples"].items()}
-    return RowResult(**{**values, "samples": samples})
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> RowResult:
+        """Return the row that `to_json` described."""
+        samples = {name: [Sample(**fields) for fields in found] for name, found in values["samples"].items()}
+        return cls(**{**values, "samples": samples})
 
 
 def _save_nothing(_: RowResult) -> None:
@@ -118,7 +119,7 @@ def run_rounds(row: RowResult, tools: Sequence[Any], pace: Pace, once: Callable[
             row.note(f"{index - 1} of {pace.rounds} rounds: the time was over")
             break
         for one in order([one for one in tools if one.name not in row.left_out], index):
-            if index == 0 and time.monotonic() > first_end and one.name not in (row.first, row.reference):
+            if index == 0 and time.monotonic() > first_end and one.name not in (row.ours, row.reference):
                 row.drop(one.name, "the time of its row was over before its turn")
                 continue
             row.begin(f"{one.name}, round {index}", one.name)
@@ -135,13 +136,16 @@ def run_rounds(row: RowResult, tools: Sequence[Any], pace: Pace, once: Callable[
     for one in tools:
         row.begin(f"closing {one.name}", one.name)
         pace.save(row)
-        one.close()
+        try:
+            one.close()
+        except Exception as error:  # noqa: BLE001 - the other tools must be closed
+            row.note(f"{one.name} failed to close: {reason(error)}")
     row.begin("done")
     pace.save(row)
     return row
 
 
-def make_cold(path: Path, row: RowResult) -> None:
+def make_cold_or_note(path: Path, row: RowResult) -> None:
     """Drop the file from the page cache. If that fails, the row gets a note."""
     try:
         cache.make_cold(path)

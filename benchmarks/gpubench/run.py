@@ -95,8 +95,8 @@ def run(plan: Plan, scratch: Path, results: Path) -> dict[str, Any]:
 
 def _plot(path: Path) -> str:
     try:
-        made = [one.name for one in plot.draw(path)]
+        plots = [str(file) for file in plot.draw(path)]
     except ImportError as error:
         elsewhere = f"draw it on a machine with matplotlib: `python -m gpubench.plot {path.name}`"
-        return f"written: {path.name}; no plot: {reason(error)}; {elsewhere}"
-    return f"written: {', '.join([path.name, *made])}"
+        return f"written: {path}; no plot: {reason(error)}; {elsewhere}"
+    return f"written: {', '.join([str(path), *plots])}"

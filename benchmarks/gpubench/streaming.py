@@ -17,7 +17,7 @@ from common import cache, generation
 from common.measure import Sample, timed
 from common.not_offered import NotOffered
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
+from gpubench.rows import Pace, RowResult, construct, make_cold_or_note, run_rounds
 from gpubench.tool import Group, Place, ToolBase
 
 OURS = "deepnvme.stream"
@@ -132,7 +132,7 @@ def stream(place: Place, row: RowResult, pace: Pace) -> RowResult:
         f"{_BATCH} sequences of {_PROMPT_TOKENS} + {_NEW_TOKENS} tokens from a model of about "
         f"{size_text(place.model_nbytes)}, a third of it on the GPU; bytes are weights used"
     )
-    row.first, row.reference = OURS, CEILING
+    row.ours, row.reference = OURS, CEILING
     row.note(place.gpu.compute_note)
     try:
         import transformers  # noqa: F401, PLC0415
@@ -147,7 +147,7 @@ def stream(place: Place, row: RowResult, pace: Pace) -> RowResult:
         if is_first:
             one.open(folder, nbytes)
         for file in files:
-            make_cold(file, row)
+            make_cold_or_note(file, row)
         before = one.bytes_read()
         sample, tokens = _generate(one, place, prompt, nbytes, files if one.starts_cold else [])
         if not torch.equal(tokens, expected):

@@ -22,15 +22,15 @@ class Line:
     max_gb_per_s: float
     cpu_s_per_gb: float
     of_reference: float | None
-    #: How many times as fast the row's first tool is.
-    ours_beside: float | None
+    #: How many times as fast the row's own tool is.
+    ours_ratio: float | None
     #: Medians of the row's own metrics.
     extra: dict[str, float]
 
 
 def lines(row: RowResult) -> list[Line]:
     """Summarise a row, the fastest tool first."""
-    reference, first = row.samples.get(row.reference), row.samples.get(row.first)
+    reference, ours = row.samples.get(row.reference), row.samples.get(row.ours)
     found = [
         Line(
             name,
@@ -40,7 +40,7 @@ def lines(row: RowResult) -> list[Line]:
             max(one.gb_per_s for one in samples),
             median(one.cpu_s_per_gb for one in samples),
             ratio(samples, reference),
-            ratio(first, samples),
+            ratio(ours, samples),
             {key: median(one.extra.get(key, 0.0) for one in samples) for key in samples[0].extra},
         )
         for name, samples in row.samples.items()

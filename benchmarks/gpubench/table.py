@@ -18,7 +18,7 @@ def table(row: RowResult) -> str:
     drawn += [heads] if row.samples else []
     for line in lines(row):
         spread = f"{line.min_gb_per_s:.2f} - {line.max_gb_per_s:.2f}"
-        ratios = [f"{one:.2f}" if one is not None else "-" for one in (line.of_reference, line.ours_beside)]
+        ratios = [f"{one:.2f}" if one is not None else "-" for one in (line.of_reference, line.ours_ratio)]
         metrics = f"{line.gb_per_s:6.2f} {spread:>15} {line.cpu_s_per_gb:9.3f}"
         extra = "".join(f"  {key} {value:.4g}" for key, value in line.extra.items())
         drawn.append(f"{line.name:48} {metrics} {ratios[0]:>8} {ratios[1]:>7}{extra}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import deepnvme
 
 from gpubench.data import random_bytes
-from gpubench.rows import Pace, RowResult, make_cold
+from gpubench.rows import Pace, RowResult, make_cold_or_note
 from gpubench.tool import Place, reason
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _KEPT = (
 def record(place: Place, row: RowResult, pace: Pace, stem: Path) -> RowResult:
     """Read and write with bounce buffers, once each to warm up and once recorded; metrics by kind.
 
-    ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` beside them is for Perfetto.
+    ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` files next to them are for Perfetto.
     """
     row.title = "one recorded read and write"
     path = place.scratch / "timeline.bin"
@@ -52,9 +52,9 @@ def record(place: Place, row: RowResult, pace: Pace, stem: Path) -> RowResult:
             try:
                 step()
                 if kind == "read":
-                    make_cold(path, row)
+                    make_cold_or_note(path, row)
                 row.metrics[kind] = _recorded(engine, step, stem.with_name(f"{stem.name}-{kind}"))
-            except Exception as error:  # noqa: BLE001 - the metrics of the rows are there without it
+            except Exception as error:  # noqa: BLE001 - the other kind is recorded without it
                 row.failure = reason(error)
                 row.metrics[kind] = {"failed": row.failure}
     path.unlink(missing_ok=True)

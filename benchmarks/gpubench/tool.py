@@ -13,6 +13,8 @@ import deepnvme
 from common.not_offered import NotOffered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from common.measure import Action
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 #: Where the tensor of a tool is; ``none`` for one that brings memory of its own.
 Where = Literal["gpu", "host", "none"]
-#: ``host``: deepnvme, from and to memory of the host. ``ceiling``: the same work without the disk.
+#: ``deepnvme``: its ways to and from a GPU. ``host``: deepnvme, from and to memory of the host. ``ceiling``: the
+#: same work without the disk. ``baseline``: other tools that do the same work. ``fio``: the disk without a GPU.
 Group = Literal["deepnvme", "host", "ceiling", "baseline", "fio"]
 
 
@@ -72,7 +75,7 @@ class Tool(ToolBase):
 
     where: Where = "gpu"
 
-    def prepare_read(self, target: Any, path: Path) -> None:
+    def prepare_read(self, target: Any, path: Path, make_cold: Callable[[], None]) -> None:
         """Choose settings by trial, or raise `NotOffered`; not timed."""
 
     def prepare_write(self, source: Any, path: Path) -> None:
@@ -96,7 +99,7 @@ class Loader(ToolBase, ABC):
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """Return all tensors by name."""
 
-    def let_go(self) -> None:
+    def free_last_load(self) -> None:
         """Release the memory of the last load, except its tensors; not timed."""
 
 

@@ -12,7 +12,7 @@ from common import cache
 from common.measure import Sample, timed
 from gpubench import baselines, ours
 from gpubench.data import Mismatch, compare_file, random_bytes, size_text
-from gpubench.rows import Pace, RowResult, construct, make_cold, run_rounds
+from gpubench.rows import Pace, RowResult, construct, make_cold_or_note, run_rounds
 from gpubench.tool import Place, Tool
 
 KINDS: tuple[type[Tool], ...] = (
@@ -47,7 +47,7 @@ class Transfers:
     def read(self, row: RowResult, pace: Pace) -> RowResult:
         """Fill a tensor from a cold file."""
         row.title = f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU"
-        row.first, row.reference = ours.BOUNCE, ours.HOST
+        row.ours, row.reference = ours.BOUNCE, ours.HOST
         tools = construct(row, KINDS, self.place, pace)
         path = self.place.scratch / "read.bin"
         deepnvme.write(self.host, path, durability="data")
@@ -60,10 +60,10 @@ class Transfers:
         def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
             target: Any = targets[one.where]
             if is_first:
-                one.prepare_read(target, path)
+                one.prepare_read(target, path, lambda: make_cold_or_note(path, row))
             self._spoil(one, target)
             action = one.read(target, path)
-            make_cold(path, row)
+            make_cold_or_note(path, row)
             sample = self._timed(action)
             self._verify_read(one, target)
             return sample
@@ -76,7 +76,7 @@ class Transfers:
     def write(self, row: RowResult, pace: Pace) -> RowResult:
         """Write a tensor to a new file, durably."""
         row.title = f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU"
-        row.first, row.reference = ours.BOUNCE, ours.HOST
+        row.ours, row.reference = ours.BOUNCE, ours.HOST
         tools = construct(row, KINDS, self.place, pace)
         path = self.place.scratch / "write.bin"
         pinned = self.place.gpu.pinned(self.place.nbytes)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TypeVar
-
-from common import cache
 
 _Setting = TypeVar("_Setting")
 # No other setting is tried after this time.
@@ -15,21 +12,25 @@ _TRIAL_S = 15.0
 
 
 def best(
-    settings: Sequence[_Setting], prepare: Callable[[_Setting], Callable[[], object]], path: Path, *, cold: bool
+    settings: Sequence[_Setting],
+    prepare: Callable[[_Setting], Callable[[], object]],
+    reset: Callable[[], None],
 ) -> _Setting:
-    """Return the setting that was quickest in one trial each, after one that is not counted."""
+    """Return the setting that was quickest in one trial each, after one that is not counted.
+
+    Args:
+        settings: the candidates.
+        prepare: returns the action of a setting.
+        reset: called before each trial that counts; not timed.
+    """
     end = time.monotonic() + _TRIAL_S
     prepare(settings[0])()
     took: dict[int, float] = {}
-    for index, one in enumerate(settings):
+    for index, setting in enumerate(settings):
         if took and time.monotonic() > end:
             break
-        if cold:
-            cache.make_cold(path)
-        else:
-            path.unlink(missing_ok=True)
-            cache.wait_for_writeback()
-        action = prepare(one)
+        reset()
+        action = prepare(setting)
         start = time.perf_counter()
         action()
         took[index] = time.perf_counter() - start

@@ -52,7 +52,7 @@ def run(job: Job, folder: Path, limits: Limits) -> tuple[RowResult, dict[str, ob
             continue
         if row.samples:
             why += "; its rounds so far are kept"
-        if row.first in row.samples and row.groups.get(row.tool, "deepnvme") != "deepnvme":
+        if row.ours in row.samples and row.groups.get(row.tool, "deepnvme") != "deepnvme":
             # A baseline that hangs says nothing about deepnvme.
             row.note(why)
         else:
@@ -73,9 +73,9 @@ def _attempt(job: Job, folder: Path, end: float, turn_s: float) -> tuple[str, st
             time.sleep(_POLL_S)
             row, now = job.row(), time.monotonic()
             if now > end:
-                why = f"killed after {now - began:.0f} s, the limit of a row, at: {row.now}"
+                why = f"killed after {now - began:.0f} s, the limit of a row, at: {row.activity}"
             elif row.tool and now - row.since > turn_s:
-                why = f"killed after {now - row.since:.0f} s, the limit of a turn, at: {row.now}"
+                why = f"killed after {now - row.since:.0f} s, the limit of a turn, at: {row.activity}"
         if why:
             # faulthandler writes the stacks.
             process.send_signal(signal.SIGABRT)
@@ -88,7 +88,7 @@ def _attempt(job: Job, folder: Path, end: float, turn_s: float) -> tuple[str, st
     if not why and process.returncode:
         code = process.returncode
         ended = f"died of {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        why = f"its process {ended} at: {job.row().now}"
+        why = f"its process {ended} at: {job.row().activity}"
     # The rest lists extension modules.
     return why, said.partition("Extension modules")[0].strip()[:_STACKS_CHARACTERS_MAX]
 

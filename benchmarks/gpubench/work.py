@@ -47,7 +47,7 @@ def run_row(job: Job, gpu: Gpu | None = None) -> RowResult:
 
     def save(row: RowResult) -> None:
         new = path.with_suffix(".new")
-        new.write_text(json.dumps({"row": row.saved(), "gpu": facts}), encoding="utf-8")
+        new.write_text(json.dumps({"row": row.to_json(), "gpu": facts}), encoding="utf-8")
         new.replace(path)
 
     save(row)
@@ -66,7 +66,7 @@ def run_row(job: Job, gpu: Gpu | None = None) -> RowResult:
         row.not_offered = str(error)
     except Exception as error:  # noqa: BLE001 - the other rows run without this one
         traceback.print_exc(file=sys.stderr)
-        row.failure = f"{reason(error)}, while {row.now}"
+        row.failure = f"{reason(error)}, while {row.activity}"
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     save(row)

@@ -1,1 +1,1 @@
-"""A regression check: short cases, each beside a baseline, compared with recorded ratios."""
+"""A regression check: short cases, whose ratios to a baseline are compared with recorded ones."""

@@ -1,6 +1,6 @@
 """``python -m perfcheck``: compare short cases with the ratios on record for this kind of machine.
 
-Each case runs in alternating rounds beside its baseline. A case has fallen if its median ratio is below all ratios
+Each case runs in alternating rounds with its baseline. A case has fallen if its median ratio is below all ratios
 on record, and all its ratios are below the median on record.
 """
 
@@ -72,14 +72,14 @@ def main() -> int:
     torch.set_num_threads(os.cpu_count() or 1)
     path = chosen.results / "perf-check.json"
     began, rounds, now = time.monotonic(), {}, {}
-    with command.scratch_folder(chosen.scratch / "perf-check") as scratch:
+    with command.scratch_folder(chosen.scratch, "perf-check") as scratch:
         described = environment.describe(scratch)
         kind = record.kind_of_machine(described)
         before = {} if chosen.record else record.read(path, kind)
         fallen = []
         with idle_disk(scratch) as disk:
             for name in chosen_cases(chosen.only):
-                with command.scratch_folder(scratch / "case") as folder:
+                with command.scratch_folder(scratch, "case") as folder:
                     rounds[name] = run(name, folder, chosen.rounds, disk)
                 now[name] = record.Ratios.of(rounds[name]["ours"], rounds[name]["theirs"])
                 line = f"{name:36} {now[name]!s:24}"

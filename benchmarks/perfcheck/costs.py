@@ -149,7 +149,7 @@ def main() -> int:
     chosen = parser.parse_args()
     costs: dict[str, dict[str, Any]] = {}
     print(f"{'for each GB':24}{'CPU s':>12}{'calls':>12}{'faults':>12}{'ops':>12}{'copied':>12}")
-    with command.scratch_folder(chosen.scratch / "costs") as scratch:
+    with command.scratch_folder(chosen.scratch, "costs") as scratch:
         for operation, tools in OPERATIONS.items():
             for tool in tools:
                 costs[f"{operation}, {tool}"] = measure(operation, tool, scratch, chosen.rounds)
@@ -160,7 +160,7 @@ def main() -> int:
                 print(line(f"{direction}, fio", costs[f"{direction}, fio"]), flush=True)
         fields = {"gigabytes": _GB, "load": os.getloadavg()[0], "costs": costs}
         path = command.write_record(chosen.results, "costs", scratch, fields)
-    print(f"{time.strftime('%F')}: written: {path.name}")
+    print(f"{time.strftime('%F')}: written: {path}")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from common import environment, hugepages
+from common import command, environment, hugepages
 from storagebench import plot, record, registry, settings, table, targets
 from storagebench.rounds import RowResult, run_row
 from storagebench.rows import calls, large, small
@@ -32,8 +32,11 @@ def main() -> int:
     """Run the requested rows. Returns 1 if deepnvme failed in one of them."""
     arguments = _arguments()
     rows = _rows(arguments.rows)
-    scratch: Path = arguments.scratch.resolve()
-    scratch.mkdir(parents=True, exist_ok=True)
+    with command.scratch_folder(arguments.scratch, "storagebench") as scratch:
+        return _run(arguments, rows, scratch)
+
+
+def _run(arguments: argparse.Namespace, rows: list[type[Row]], scratch: Path) -> int:
     size = settings.fitting_bytes(arguments.mib * settings.MIB, scratch)
     if size < arguments.mib * settings.MIB:
         print(f"memory or disk is short: {size // settings.MIB} MiB instead of {arguments.mib}", file=sys.stderr)
@@ -75,7 +78,7 @@ def _finish(path: Path, results: list[RowResult], tools: registry.Registry) -> N
         print(f"  {verdict}")
     for name, reason in tools.missing.items():
         print(f"skipped: {name}: {reason}")
-    print("\nWritten:", ", ".join(made.name for made in [path, *plot.draw(path)]))
+    print("\nwritten:", ", ".join(str(file) for file in [path, *plot.draw(path)]))
 
 
 def _rows(names: str) -> list[type[Row]]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
 
+from common.command import write_json
 from storagebench.summary import summarise
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def write(  # noqa: PLR0913 - a record is the sum of its parts
     }
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{now.date().isoformat()}-{name}.json"
-    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    write_json(path, record)
     return path
 
 

@@ -36,8 +36,8 @@ def judge(results: list[RowResult]) -> list[Verdict]:
             line = _our_line(summaries.get(key))
             ratio = line.ratio_to_fio if line else None
             verdicts.append(_at_least(f"{key}: speed against fio's best", ratio, goal))
-            beside = ratio_between(by_key[key], line.name, FioAsMuchMemory.NAME) if line else None
-            verdicts.append(_at_least(f"{key}: speed against fio from or to as much memory", beside, goal))
+            measured = ratio_between(by_key[key], line.name, FioAsMuchMemory.NAME) if line else None
+            verdicts.append(_at_least(f"{key}: speed against fio from or to as much memory", measured, goal))
     verdicts.extend(_cpu(key, summaries.get(key)) for key in _LARGE_ALIGNED)
     for key, summary in summaries.items():
         for who, line in (("", _our_line(summary)), (" through aio_handle", summary.line(_DROP_IN))):
@@ -73,10 +73,10 @@ def _cpu(key: str, summary: RowSummary | None) -> Verdict:
 def _small(small: RowResult | None, large: RowSummary | None) -> list[Verdict]:
     """Judge the batch against the same bytes in one request, and against the large read of another row."""
     line = _our_line(summarise(small)) if small else None
-    beside = ratio_between(small, line.name, line.name + _ONE_LARGE) if small and line else None
+    measured = ratio_between(small, line.name, line.name + _ONE_LARGE) if small and line else None
     whole = large.line(line.name) if large and line else None
     across = line.gb_per_s / whole.gb_per_s if line and whole else None
     return [
-        _at_least("small-read: speed against the same bytes as one request", beside, _SMALL_RATIO),
+        _at_least("small-read: speed against the same bytes as one request", measured, _SMALL_RATIO),
         _at_least("small-read: GB/s against read-pinned (not in the same rounds)", across, _SMALL_RATIO),
     ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -90,8 +89,7 @@ def _tell(row: Row, name: str, text: str) -> None:
 
 def _make_model(folder: Path, nbytes: int) -> int:
     """Write the model in a process that ends, so that this one stays small."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    folder.mkdir()
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -124,7 +122,11 @@ def main() -> int:
     parser.add_argument("--without", default="", help="tools to leave out, separated by semicolons")
     parser.add_argument("--name", default="stream", help="name of the record, after its date")
     arguments = parser.parse_args()
-    scratch = (arguments.scratch / "stream").absolute()
+    return command.run_in_scratch(arguments.scratch, "stream", lambda scratch: _run(arguments, scratch))
+
+
+def _run(arguments: argparse.Namespace, scratch: Path) -> Path:
+    """Measure all rows, and write the record after each. Returns its path."""
     made = _make_model(scratch / "model", arguments.mb * 1_000_000)
     dtype: torch.dtype = getattr(torch, arguments.dtype)
     # A quarter of the model's size in memory.
@@ -150,14 +152,12 @@ def main() -> int:
                 "rows": [summary.row_to_json(row) for row in rows],
             }
             path = command.write_record(arguments.results, arguments.name, scratch, fields)
-    shutil.rmtree(scratch, ignore_errors=True)
     for row in rows:
         for one in summary.verdicts(row):
             measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
             met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
             print(f"{met:7} {one['row']:9} {one['text']}: {measured} (goal: {one['goal']})")
-    print(f"written: {path.name}")
-    return 0
+    return path
 
 
 if __name__ == "__main__":

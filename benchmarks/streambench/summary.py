@@ -67,9 +67,9 @@ class Line:
     """Of that, the part that came after the model was opened."""
     of_roofline: float | None
     """The roofline's seconds, divided by those of a step."""
-    ours_beside: float | None
+    ours_ratio: float | None
     """Our tokens per second of a step, divided by this tool's."""
-    ours_beside_in_all: float | None
+    ours_ratio_in_all: float | None
     """The same over all steps, with the prompt's."""
 
 
@@ -100,8 +100,8 @@ def _line(row: Row, name: str) -> Line:
         peak_mb=max(one.peak_bytes for one in turns) / 1e6,
         grown_mb=max(one.peak_bytes - one.start_bytes for one in turns) / 1e6,
         of_roofline=median(near) if near else None,
-        ours_beside=median(theirs.step_s / mine.step_s for mine, theirs in pairs) if pairs else None,
-        ours_beside_in_all=median(mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in pairs)
+        ours_ratio=median(theirs.step_s / mine.step_s for mine, theirs in pairs) if pairs else None,
+        ours_ratio_in_all=median(mine.tokens_per_s / theirs.tokens_per_s for mine, theirs in pairs)
         if pairs
         else None,
     )
@@ -117,7 +117,7 @@ def verdicts(row: Row) -> list[dict[str, Any]]:
     for line in found:
         goal = {"accelerate": _TIMES_ACCELERATE, "DeepSpeed": _TIMES_DEEPSPEED}.get(line.group)
         if goal is not None:
-            judged.append(_verdict(row, f"times the tokens/s of {line.name}", goal, line.ours_beside))
+            judged.append(_verdict(row, f"times the tokens/s of {line.name}", goal, line.ours_ratio))
             for packed in (one for one in found if one.group == "packed"):
                 text = f"{packed.name}: times the tokens/s of {line.name}"
                 judged.append(_verdict(row, text, goal, _times(row, packed, line)))
@@ -166,7 +166,7 @@ def table(row: Row) -> str:
         spread = f"{line.step_min_s:.3f} - {line.step_max_s:.3f}"
         ratios = [
             f"{one:.2f}" if one is not None else "-"
-            for one in (line.of_roofline, line.ours_beside, line.ours_beside_in_all)
+            for one in (line.of_roofline, line.ours_ratio, line.ours_ratio_in_all)
         ]
         text.append(
             f"{line.name:28} {line.step_s:7.3f} {spread:>15} {line.decode_tokens_per_s:9.2f} "

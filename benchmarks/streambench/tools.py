@@ -161,7 +161,7 @@ class Accelerate(Tool):
 
     Args:
         name: of the tool.
-        keeps_layers: keep as many layers as fit beside the largest module. Otherwise ``"auto"`` fills memory from
+        keeps_layers: keep as many layers as fit with the largest module. Otherwise ``"auto"`` fills memory from
             the first module on, and so with embeddings, of which a step needs a few rows.
         starts_cold: drop the files from the page cache before each step.
     """
@@ -213,7 +213,7 @@ class ZeroInference(Tool):
 
     Args:
         buffers: each as large as the largest parameter, which with its vocabulary is more than a quarter of the
-            memory; beside them is the parameter in use, and what is fetched ahead.
+            memory, in addition to the parameter in use and those that are fetched ahead.
     """
 
     group = "DeepSpeed"

@@ -67,8 +67,8 @@ class Child:
             str(workload.scratch),
             str(workload.dtype).split(".")[1],
         ]
-        log = workload.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
-        with log.open("w") as errors:
+        self._log = workload.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
+        with self._log.open("w") as errors:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
             )
@@ -96,7 +96,10 @@ class Child:
             line = self._process.stdout.readline() if self._process.stdout else ""
         except BrokenPipeError:
             line = ""
-        answer = json.loads(line or '{"failed": "its process has ended"}')
+        if not line:
+            # The log goes with the scratch folder.
+            raise RuntimeError(f"its process has ended: {self._log.read_text(errors='replace')[-500:]}")
+        answer = json.loads(line)
         if "not_offered" in answer:
             raise NotOffered(answer["not_offered"])
         if "failed" in answer:

@@ -126,7 +126,7 @@ def main() -> int:
         print("skipped: fio is not installed, and there is nothing to compare with")
         return 0
     settings = {key: str(value) for key, value in vars(chosen).items() if key not in {"scratch", "results"}}
-    with command.scratch_folder(chosen.scratch / "swap") as scratch:
+    with command.scratch_folder(chosen.scratch, "swap") as scratch:
         measured = alternate(chosen, scratch)
         fields = {
             "load": os.getloadavg()[0],
@@ -135,7 +135,7 @@ def main() -> int:
             "ratio": report(measured),
         }
         path = command.write_record(chosen.results, "swap", scratch, fields)
-    print(f"written: {path.name}")
+    print(f"written: {path}")
     return 0
 
 

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from common.fio import Engine, FioSetting
+from common.fio import Engine, FioFailed, FioSetting, fastest, measure_settings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,9 @@ class Mixed:
             f"--io_size={nbytes}",
             "--output-format=json",
         ]
-        ended = subprocess.run(command, check=True, capture_output=True, text=True)
+        ended = subprocess.run(command, check=False, capture_output=True, text=True)
+        if ended.returncode != 0:
+            raise FioFailed(f"{self}: exit {ended.returncode}: {(ended.stderr or ended.stdout).strip()[-400:]}")
         (job,) = json.loads(ended.stdout)["jobs"]
         moved = job["read"]["io_bytes"] + job["write"]["io_bytes"]
         return float(moved / (job["job_runtime"] / 1000))
@@ -74,12 +76,15 @@ def lay_out(path: Path, nbytes: int) -> None:
 
 
 def best_of_fio(path: Path, nbytes: int, disk: DiskIdleProbe, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
-    """Try some settings. Returns the best, and the speed of each."""
+    """Try some settings. Returns the best, and the speed of each that runs here."""
     lay_out(path, nbytes)
-    speeds: dict[Mixed, float] = {}
-    settings = [FioSetting(engine, _BLOCK_BYTES, depth, is_huge) for engine in ENGINES for depth in DEPTHS]
-    for one in map(Mixed, settings):
+
+    def bytes_per_s(job: Mixed) -> float:
         disk.wait()
-        speeds[one] = one.run(path, nbytes // 2)
-        print(f"{one}: {speeds[one] / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
-    return max(speeds, key=lambda one: speeds[one]), {str(one): speed for one, speed in speeds.items()}
+        speed = job.run(path, nbytes // 2)
+        print(f"{job}: {speed / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
+        return speed
+
+    settings = [FioSetting(engine, _BLOCK_BYTES, depth, is_huge) for engine in ENGINES for depth in DEPTHS]
+    speeds = measure_settings(map(Mixed, settings), bytes_per_s)
+    return fastest(speeds), {str(job): speed for job, speed in speeds.items()}

@@ -95,7 +95,7 @@ def main() -> int:
     if shutil.which("fio") is None:
         print("skipped: fio is not installed, and there is nothing to compare with")
         return 0
-    return command.run_in_scratch(chosen.scratch / "train", lambda scratch: run(chosen, scratch))
+    return command.run_in_scratch(chosen.scratch, "train", lambda scratch: run(chosen, scratch))
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ class Line:
     gb_per_s: float
     of_floor: float | None
     """The seconds in which fio moves as many bytes, divided by those of a step."""
-    ours_beside: float | None
+    ours_ratio: float | None
     """The seconds of its step, divided by ours."""
-    ours_beside_for_bytes: float | None
+    ours_ratio_for_bytes: float | None
     """The same for each byte that is moved."""
     cpu_s_per_gb: float
     is_equal: bool
@@ -64,8 +64,8 @@ def _line(row: Row, name: str, answers: list[Reply], ours: list[Reply]) -> Line:
         step_gb=median(_moved(one) for one in answers) / 1e9,
         gb_per_s=median(_moved(one) / step_s(one) for one in answers) / 1e9,
         of_floor=median(floors) if floors else None,
-        ours_beside=median(step_s(one) / step_s(mine) for one, mine in pairs) if pairs else None,
-        ours_beside_for_bytes=median(
+        ours_ratio=median(step_s(one) / step_s(mine) for one, mine in pairs) if pairs else None,
+        ours_ratio_for_bytes=median(
             step_s(one) / _moved(one) / (step_s(mine) / _moved(mine)) for one, mine in pairs
         )
         if pairs
@@ -117,7 +117,7 @@ def verdicts(row: Row) -> list[dict[str, Any]]:
     for name, goal in _BASELINES.items():
         there = found.get(name)
         judged.append(
-            _verdict(row, f"times as fast as {name}", goal, there.ours_beside if there is not None else None)
+            _verdict(row, f"times as fast as {name}", goal, there.ours_ratio if there is not None else None)
         )
     return judged
 
@@ -161,13 +161,13 @@ def _steps_table(row: Row) -> list[str]:
     text = [f"{heads} {'by byte':>8} {'CPU s/GB':>9} {'bits of torch':>14}"]
     for line in lines(row):
         spread = f"{line.step_min_s:.3f} - {line.step_max_s:.3f}"
-        floor, beside, by_byte = (
+        floor, times, by_byte = (
             f"{one:.2f}" if one is not None else "-"
-            for one in (line.of_floor, line.ours_beside, line.ours_beside_for_bytes)
+            for one in (line.of_floor, line.ours_ratio, line.ours_ratio_for_bytes)
         )
         text.append(
             f"{line.name:24} {line.step_s:7.3f} {spread:>17} {line.step_gb:8.2f} {line.gb_per_s:6.2f} {floor:>7} "
-            f"{beside:>7} {by_byte:>8} {line.cpu_s_per_gb:9.3f} {'yes' if line.is_equal else 'no':>14}",
+            f"{times:>7} {by_byte:>8} {line.cpu_s_per_gb:9.3f} {'yes' if line.is_equal else 'no':>14}",
         )
     return text
 

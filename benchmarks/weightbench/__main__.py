@@ -136,7 +136,7 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
     with hugepages.reserved(128 << 20), idle_disk(scratch) as disk:
         limit = None
         if fio.version() is not None and hugepages.free_bytes() >= 128 << 20:
-            limit = DiskLimit(scratch / "limit.raw", nbytes, huge=True)
+            limit = DiskLimit.measure(scratch / "limit.raw", nbytes, huge=True)
             limit.write(scratch / "limit.raw")
             print(f"fio: {limit}", flush=True)
         meeting = Meeting(scratch, arguments.layers, nbytes, limit)
@@ -170,7 +170,7 @@ def main() -> int:
     )
     command.add_options(parser, rounds=5)
     arguments = parser.parse_args()
-    return command.run_in_scratch(arguments.scratch / "weights", lambda scratch: run(arguments, scratch))
+    return command.run_in_scratch(arguments.scratch, "weights", lambda scratch: run(arguments, scratch))
 
 
 if __name__ == "__main__":

@@ -149,7 +149,7 @@ def main() -> int:
     parser.add_argument("--rows", default=",".join(ROWS), help=f"some of {', '.join(ROWS)} (default: all)")
     command.add_options(parser, rounds=7)
     arguments = parser.parse_args()
-    with command.scratch_folder(arguments.scratch / "zero") as scratch:
+    with command.scratch_folder(arguments.scratch, "zero") as scratch:
         rows = run(arguments, scratch)
     for one in rows:
         faster = one["times"]["step_s"]

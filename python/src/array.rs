@@ -7,7 +7,7 @@ use pyo3::types::{PyCapsule, PyList, PyType, PyWeakrefReference};
 
 use crate::error::InvalidArgumentError;
 use crate::imported;
-use crate::memory::{self, Exported, KeepAlive, Layout, Location, MemoryAccess};
+use crate::memory::{self, DeviceStream, Exported, KeepAlive, Layout, MemoryAccess};
 use crate::once::{GilOnce, intern};
 
 /// Reads the layout of a numpy array; `None` for anything else. Unlike the buffer protocol, numpy's layout covers every
@@ -78,7 +78,7 @@ pub(crate) fn from_view(
         item_bytes: exported.item_bytes,
     });
     Ok(Layout {
-        location: Location::HOST,
+        device_stream: DeviceStream::HOST,
         address: exported.address,
         bytes: exported.bytes,
         strided,

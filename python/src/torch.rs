@@ -10,7 +10,7 @@ use pyo3::types::{PyList, PyType};
 
 use crate::error::InvalidArgumentError;
 use crate::imported::module;
-use crate::memory::{self, KeepAlive, Layout, Location, MemoryAccess, PlainClasses, PlainTensor};
+use crate::memory::{self, DeviceStream, KeepAlive, Layout, MemoryAccess, PlainClasses, PlainTensor};
 use crate::once::{GilOnce, intern};
 
 /// The torch objects by which tensors are recognised.
@@ -112,15 +112,15 @@ fn describe_plain(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<L
     let Some(PlainTensor { addresses, dtype, device, .. }) = plain_of(object, torch)? else { return Ok(None) };
     let (address, bytes) = (addresses.start, addresses.len());
     check_inside(object, &storage, dtype.item_bytes().unwrap_or(1), bytes)?;
-    let location = match (device.device_type, &torch.plain) {
-        (DLDevice::CPU, _) => Location::HOST,
-        (_, Some(classes)) => match classes.location_of(device, object.py()) {
-            Some(location) => location,
-            None => location(object)?,
+    let device_stream = match (device.device_type, &torch.plain) {
+        (DLDevice::CPU, _) => DeviceStream::HOST,
+        (_, Some(classes)) => match classes.device_stream_of(device, object.py()) {
+            Some(device_stream) => device_stream,
+            None => device_stream(object)?,
         },
-        (_, None) => location(object)?,
+        (_, None) => device_stream(object)?,
     };
-    Ok(Some(Layout { location, address, bytes, strided: None, keep }))
+    Ok(Some(Layout { device_stream, address, bytes, strided: None, keep }))
 }
 
 /// Describe an ordinary tensor: contiguous, real, in host memory or on a CUDA GPU, and of torch's own class. `None` for
@@ -142,8 +142,8 @@ pub(crate) fn wait_for_copies(py: Python<'_>) {
     let Some(Device::Cuda { index }) = current_gpu() else { return };
     let device = DLDevice { device_type: DLDevice::CUDA, device_id: index.cast_signed() };
     let Ok(Some(torch)) = imported(py) else { return };
-    if let Some(location) = torch.plain.as_ref().and_then(|classes| classes.location_of(device, py)) {
-        return py.detach(|| wait_for_copies_of(location.stream));
+    if let Some(device_stream) = torch.plain.as_ref().and_then(|classes| classes.device_stream_of(device, py)) {
+        return py.detach(|| wait_for_copies_of(device_stream.stream));
     }
     // Before torch 2.10.
     let raw = module(py, "torch._C").ok().flatten().and_then(|module| {
@@ -157,7 +157,7 @@ pub(crate) fn wait_for_copies(py: Python<'_>) {
 
 /// Returns the device, address and number of the bytes of an untyped storage, and a reference that keeps them there.
 /// `None` for anything else, and for storages outside of host memory and CUDA devices.
-pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Location, usize, usize, KeepAlive)>> {
+pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(DeviceStream, usize, usize, KeepAlive)>> {
     let py = object.py();
     let Some(module) = module(py, "torch")? else { return Ok(None) };
     let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
@@ -166,17 +166,17 @@ pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(Lo
     }
     let device = object.getattr(intern!(py, "device"))?;
     let kind = device.getattr(intern!(py, "type"))?;
-    let location = if kind.eq(intern!(py, "cpu"))? {
-        Location::HOST
+    let device_stream = if kind.eq(intern!(py, "cpu"))? {
+        DeviceStream::HOST
     } else if kind.eq(intern!(py, "cuda"))? && !is_rocm(py)? {
-        location_of_device(&device)?
+        stream_of_device(&device)?
     } else {
         return Ok(None);
     };
     let keep = KeepAlive::storage(object)?;
     let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
     let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
-    Ok(Some((location, address, bytes, keep)))
+    Ok(Some((device_stream, address, bytes, keep)))
 }
 
 /// Keeps a tensor's storage alive. The tensor alone does not: `tensor.data = other` and `set_()` free its storage.
@@ -258,23 +258,23 @@ fn is_rocm(py: Python<'_>) -> PyResult<bool> {
 }
 
 /// Returns a tensor's device and, on a GPU, torch's current stream of this thread.
-fn location(tensor: &Bound<'_, PyAny>) -> PyResult<Location> {
+fn device_stream(tensor: &Bound<'_, PyAny>) -> PyResult<DeviceStream> {
     let py = tensor.py();
     if !is_true(tensor, intern!(py, "is_cuda"))? {
-        return Ok(Location::HOST);
+        return Ok(DeviceStream::HOST);
     }
-    location_of_device(&tensor.getattr(intern!(py, "device"))?)
+    stream_of_device(&tensor.getattr(intern!(py, "device"))?)
 }
 
 /// Returns a CUDA device, and torch's current stream of this thread there.
-fn location_of_device(device: &Bound<'_, PyAny>) -> PyResult<Location> {
+fn stream_of_device(device: &Bound<'_, PyAny>) -> PyResult<DeviceStream> {
     let py = device.py();
     let index: u32 = device.getattr(intern!(py, "index"))?.extract::<Option<u32>>()?.unwrap_or(0);
     let Some(cuda) = module(py, "torch.cuda")? else {
         return Err(PyTypeError::new_err(format!("the memory is on {device}, and torch.cuda has not been imported")));
     };
     let stream = cuda.call_method1(intern!(py, "current_stream"), (index,))?;
-    Ok(Location { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
+    Ok(DeviceStream { device: Device::Cuda { index }, stream: memory::stream(&stream)? })
 }
 
 /// Returns a tensor as it is stored, and the signs that torch inverts when it reads it. Other objects are returned as
@@ -344,7 +344,7 @@ fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<Layout> {
     let strided = if contiguous { None } else { Some(strides(tensor)?) };
     let item_bytes: usize = tensor.call_method0(intern!(py, "element_size"))?.extract()?;
     check_inside(tensor, &storage, item_bytes, strided.as_ref().map_or(bytes, span_bytes))?;
-    Ok(Layout { location: location(tensor)?, address, bytes, strided, keep })
+    Ok(Layout { device_stream: device_stream(tensor)?, address, bytes, strided, keep })
 }
 
 /// Returns the bytes from the first to the last element.

@@ -227,7 +227,7 @@ def test_no_disguise_helps() -> None:
         assert not uses(source), source
 
 
-# What string literals of the extension may not be, unless they are listed: names of modules and functions of Python.
+# String literals that the extension may not have, unless they are listed: names of modules and functions of Python.
 RUST_NAMES = MODULES | METHODS | {"torch.load", "torch.serialization", "load", "loads", "eval", "exec", "__reduce__",
                                   "__reduce_ex__", "__setstate__", "builtins", "__import__"}  # fmt: skip
 RUST_CODE = re.compile(

@@ -4,10 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 Run = Callable[..., Any]
 
 
-def test_exit_finishes_what_is_in_flight(python: Run, tmp_path: Path) -> None:
+def test_exit_finishes_requests_in_flight(python: Run, tmp_path: Path) -> None:
     python("""
         import deepnvme
         engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
@@ -16,8 +18,10 @@ def test_exit_finishes_what_is_in_flight(python: Run, tmp_path: Path) -> None:
         del engine
         deepnvme.start_write(b"e" * (8 << 20), "default")
     """)
-    sizes = {name: (tmp_path / name).read_bytes() for name in ("kept", "dropped", "default")}
-    assert sizes == {"kept": b"k" * (16 << 20), "dropped": b"d" * (8 << 20), "default": b"e" * (8 << 20)}
+    for name, byte, size in (("kept", b"k", 16 << 20), ("dropped", b"d", 8 << 20), ("default", b"e", 8 << 20)):
+        content = (tmp_path / name).read_bytes()
+        # A comparison of the contents would print them.
+        assert (len(content), content.count(byte)) == (size, size), name
 
 
 def test_exit_warns_of_unseen_failures(python: Run) -> None:
@@ -71,13 +75,16 @@ def test_exit_discards_unfinished_files(python: Run, tmp_path: Path) -> None:
     assert ended.stderr.count("discarded") == 2, ended.stderr
 
 
-def test_exit_after_sys_exit_and_exceptions(python: Run) -> None:
-    python("import deepnvme\ndeepnvme.start_write(bytes(1 << 20), 'file')\nraise SystemExit(3)", status=3)
-    python("import deepnvme\ndeepnvme.start_write(bytes(1 << 20), 'file')\nraise KeyError", status=1)
+@pytest.mark.parametrize(("end", "status"), [("SystemExit(3)", 3), ("KeyError", 1)])
+def test_exit_after_sys_exit_and_exceptions(python: Run, tmp_path: Path, end: str, status: int) -> None:
+    python(f"import deepnvme\ndeepnvme.start_write(b'x' * (1 << 20), 'file')\nraise {end}", status=status)
+    content = (tmp_path / "file").read_bytes()
+    assert (len(content), content.count(b"x")) == (1 << 20, 1 << 20)
 
 
-def test_calls_in_other_exit_functions(python: Run) -> None:
-    python("""
+def test_calls_in_other_exit_functions(python: Run, tmp_path: Path) -> None:
+    # An error in an exit function does not change the status.
+    ended = python("""
         import atexit
         def late():
             assert deepnvme.write(b"12345", "late") == 5
@@ -87,10 +94,6 @@ def test_calls_in_other_exit_functions(python: Run) -> None:
         import deepnvme
         deepnvme.write(b"x", "file")
     """)
-
-
-def test_a_module_level_import_is_cheap(python: Run) -> None:
-    ended = python("import deepnvme, sys; print(*sys.modules)")
-    loaded = set(ended.stdout.split())
-    assert not loaded & {"torch", "numpy", "asyncio", "deepspeed", "ctypes", "inspect"}
-    assert "deepnvme.deepspeed" not in loaded
+    assert ended.stderr == ""
+    for name in ("late", "later"):
+        assert (tmp_path / name).read_bytes() == b"12345", name

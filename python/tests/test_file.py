@@ -123,7 +123,7 @@ def test_reading_into_tensors_and_strided_memory(path: Path, random_bytes: Rando
         assert rest == data[10_000:] + bytes(5000)
 
 
-def test_seek_refuses_what_python_refuses(path: Path) -> None:
+def test_seek_refuses_the_same_as_python(path: Path) -> None:
     path.write_bytes(b"12345")
     with deepnvme.open(path) as file:
         assert file.seek(100) == 100

@@ -51,7 +51,7 @@ def test_the_child_of_a_fork_has_a_fresh_default_engine(python: Run) -> None:
     """)
 
 
-def test_what_was_made_before_the_fork_raises_in_the_child(python: Run) -> None:
+def test_objects_from_before_the_fork_raise_in_the_child(python: Run) -> None:
     python(f"""{FORK}
     engine = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
     pending = engine.start_write(bytes(64 << 20), "file")

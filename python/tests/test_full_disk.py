@@ -33,7 +33,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != "lost+found")
 
 
-def test_a_write_says_what_is_needed_and_what_is_free(small_disk: Path, random_bytes: RandomBytes) -> None:
+def test_a_failed_write_names_needed_and_free_bytes(small_disk: Path, random_bytes: RandomBytes) -> None:
     path = small_disk / "file"
     with pytest.raises(deepnvme.Error) as caught:
         deepnvme.write(random_bytes(MORE_THAN_FITS), path)
@@ -56,7 +56,7 @@ def check_text(error: BaseException, path: Path, needed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["write", "batch", "stripes"])
-def test_a_write_that_does_not_fit_leaves_what_another_has_written(
+def test_a_write_that_does_not_fit_leaves_bytes_of_another(
     small_disk: Path, random_bytes: RandomBytes, kind: str
 ) -> None:
     # Both open the same new name. The failure of one must not remove the name from under the other.
@@ -87,7 +87,7 @@ def test_a_write_that_does_not_fit_leaves_what_another_has_written(
             (small_disk / name).unlink()
 
 
-def test_a_cancelled_write_leaves_what_another_has_written(tmp_path: Path, random_bytes: RandomBytes) -> None:
+def test_a_cancelled_write_leaves_bytes_of_another(tmp_path: Path, random_bytes: RandomBytes) -> None:
     path, newer = tmp_path / "file", random_bytes(1 << 20)
     with deepnvme.Engine(workers=1, queue_depth=1) as engine:
         for _ in range(5):

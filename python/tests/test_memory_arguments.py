@@ -104,7 +104,7 @@ def test_a_refused_bound_leaves_a_meta_model_as_it_was(tmp_path: Path) -> None:
     assert model.weight.is_meta
 
 
-def test_the_remedy_is_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_remedy_fits_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for available, remedy in ((24_000_000_000, "'18GB'"), (8_000_000_000, "'6000MB'"), (1_000, "end other programs")):
         monkeypatch.setattr("deepnvme._utils.memory.available_bytes", lambda found=available: found)
         with pytest.raises(MemoryError, match=remedy):

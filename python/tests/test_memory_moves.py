@@ -116,7 +116,7 @@ def test_a_storage_of_torch_keeps_its_size_during_a_transfer(python_fork: Run) -
     assert shared.share_memory_().is_shared()
     assert engine.write(shared[:4096], "small") == 4096
 
-    # What was fixed before stays so.
+    # A storage of fixed size keeps it.
     fixed = torch.from_numpy(np.ones(8, np.float32))
     assert not fixed.untyped_storage().resizable()
     engine.write(fixed, "small")

@@ -158,7 +158,7 @@ def test_as_bytes_of_views_and_leaves() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_as_bytes_refuses_what_is_no_block_of_bytes() -> None:
+def test_as_bytes_refuses_all_but_blocks_of_bytes() -> None:
     eye = torch.eye(4)
     for view in (torch.randn(3, 4).t(), torch.randn(10)[::2], torch.randn(1, 3).expand(2, 3)):
         with pytest.raises(ValueError, match=r"not contiguous.*tensor\.contiguous\(\)"):

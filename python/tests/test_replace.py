@@ -165,7 +165,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_process_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed_by_the_next_one(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, timeout=60)
     assert killed.returncode == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == 3, "a folder, a member, and the list of it"

@@ -66,7 +66,7 @@ def test_stats_are_a_value_for_json() -> None:
         stats.requests = 3  # type: ignore[misc]
 
 
-def test_the_probe_says_what_works_and_why(engine: deepnvme.Engine) -> None:
+def test_the_probe_names_working_backends_and_reasons(engine: deepnvme.Engine) -> None:
     probe = engine.probe()
     assert probe.backend == engine.backend
     assert probe.backend_reason

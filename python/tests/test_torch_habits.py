@@ -110,7 +110,7 @@ def test_save_warns_of_classes_inside_objects_and_of_classes_themselves() -> Non
 
 
 @pytest.mark.filterwarnings("error")
-def test_save_does_not_warn_of_what_load_accepts() -> None:
+def test_save_does_not_warn_of_values_that_load_accepts() -> None:
     state = {
         "dtype": torch.float16,
         "size": torch.Size([2]),

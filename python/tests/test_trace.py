@@ -72,7 +72,7 @@ def test_threads_share_a_trace(
     assert len(bars(tmp_path / "trace.json", "disk")) == engine.stats().ops - before.ops
 
 
-def test_bars_of_ones_own_lie_beside_the_engines(tmp_path: Path) -> None:
+def test_own_spans_share_the_timeline_with_the_engines(tmp_path: Path) -> None:
     with deepnvme.Engine(workers=1) as engine:
         engine.span("nobody records", "compute", 1, 2)
         with engine.trace(tmp_path / "outer.json") as outer:

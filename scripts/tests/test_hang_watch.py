@@ -4,11 +4,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[1]
+SHARED = Path(__file__).resolve().parents[2] / "python" / "tests" / "shared"
 
 CONFTEST = f"""
 import sys
-sys.path.insert(0, {str(SCRIPTS)!r})
+sys.path.insert(0, {str(SHARED)!r})
 import hang_watch
 hang_watch.CHILDREN_S, hang_watch.SELF_S = {{children_s}}, {{self_s}}
 hang_watch.Watch.__init__.__defaults__ = (hang_watch.CHILDREN_S, hang_watch.SELF_S)

@@ -84,7 +84,7 @@ def test_relative_imports_begin_at_the_package() -> None:
     assert list(imported(ast.parse(text), ("x", "y"))) == ["x.y.a", "x.y.b.c", "x.d.e"]
 
 
-def test_what_the_tests_inside_a_file_use_counts(tmp_path: Path) -> None:
+def test_imports_of_tests_inside_a_file_count(tmp_path: Path) -> None:
     tests = "#[cfg(test)]\nmod tests { use super::*; use super::super::two::Two; }"
     (tmp_path / "lib.rs").write_text("mod one; mod two;")
     (tmp_path / "one.rs").write_text(f"pub struct One;\n{tests}")

@@ -114,7 +114,7 @@ def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
     return release
 
 
-def test_without_docker_the_step_says_what_else_is_missing(lacking: Release, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_docker_the_step_names_other_missing_tools(lacking: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_systems, "folder_lacks", lambda: "debootstrap not installed")
     with pytest.raises(Skipped, match="no docker; without it: debootstrap not installed"):
         release_steps.aarch64_tests(lacking)

@@ -76,7 +76,7 @@ def test_a_suite_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "waits" in ended.failures()[-1]
 
 
-def test_what_failed_is_named_at_the_end() -> None:
+def test_failures_are_named_at_the_end() -> None:
     lines = ["test a::b ... ok", "test a::c ... FAILED", "thread 'a::c' (7) panicked at src/a.rs:1:2:", "left: 1"]
     assert Ended(suite(""), 101, lines, 0.0, 0.0).failures() == lines[1:3]
     lines = ["x.py::test_y FAILED", "FAILED x.py::test_y - assert 0", "= 1 failed in 0.1s ="]

@@ -21,7 +21,7 @@ def test_a_setting_without_counterpart_leaves_the_work_to_pip() -> None:
     assert project_setup.uv_environment({"constraint": "pins.txt"}) is None
 
 
-def test_what_the_user_told_uv_stays() -> None:
+def test_settings_of_the_user_for_uv_stay() -> None:
     with mock.patch.dict(os.environ, {"UV_DEFAULT_INDEX": "https://mine.test"}):
         assert "UV_DEFAULT_INDEX" not in (project_setup.uv_environment({"index-url": "https://pip.test"}) or {})
 

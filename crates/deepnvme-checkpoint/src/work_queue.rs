@@ -21,7 +21,7 @@ pub(crate) fn thread_count(items: usize) -> usize {
 /// Returns how many threads to use next to the engine's workers: half of [`thread_count`]. A worker that waits for a
 /// core lets the device idle, most of all in a virtual machine. One thread fills buffers faster than most disks empty
 /// them.
-pub(crate) fn thread_count_beside_engine(items: usize) -> usize {
+pub(crate) fn thread_count_with_engine(items: usize) -> usize {
     (thread_count(usize::MAX) / 2).min(items).max(1)
 }
 

@@ -65,7 +65,7 @@ fn save_and_watch(seed: u64, durability: Durability) -> (Vec<Vec<u8>>, Vec<u8>) 
 }
 
 #[test]
-fn a_name_is_given_to_what_is_on_the_disk() {
+fn only_a_file_on_the_disk_gets_its_name() {
     for seed in 0..SEEDS {
         for durability in [Durability::Data, Durability::Full] {
             let (images, whole) = save_and_watch(seed, durability);
@@ -77,7 +77,7 @@ fn a_name_is_given_to_what_is_on_the_disk() {
 
 /// Shows that the test above can fail: without durability, a power cut may leave any state.
 #[test]
-fn what_was_not_asked_to_be_durable_can_be_torn() {
+fn a_save_without_durability_can_be_torn() {
     let torn = (0..SEEDS).any(|seed| {
         let (images, whole) = save_and_watch(seed, Durability::None);
         images.iter().any(|image| *image != whole)

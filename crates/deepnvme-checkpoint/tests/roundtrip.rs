@@ -75,7 +75,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn what_was_saved_is_loaded(sizes in sizes(), seed: u64, has_checksums: bool) {
+    fn saved_tensors_are_loaded(sizes in sizes(), seed: u64, has_checksums: bool) {
         let folder = tempfile::tempdir().unwrap();
         let storages: Vec<_> = sizes.iter().enumerate().map(|(i, size)| random(*size, seed ^ i as u64)).collect();
         let staging = (seed % 2 == 0).then(|| Staging::new(seed % (8 << 20)).unwrap());

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// Until then a wait spins: a copy of up to a megabyte takes no longer, and a thread that sleeps wakes later than that.
+/// A wait spins for this long, then sleeps: a copy of up to a megabyte takes no longer, and a thread that sleeps wakes later than that.
 const SPIN: Duration = Duration::from_micros(30);
 /// The pause between two polls: an eighth of the time waited so far, within these bounds.
 const PAUSE_SHARE: u32 = 8;

@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wheels_lie_beside_each_other() {
+    fn wheels_share_a_folder() {
         let root = std::env::temp_dir().join(format!("deepnvme-cuda-{}", std::process::id()));
         let wheels = root.join("site-packages/nvidia");
         for package in ["cu13", "cufile"] {

@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_call_can_copy() {
+    fn rows_that_one_call_can_copy() {
         let rows = |bytes, count, pitch| Rows { address: 1 << 20, bytes, count, pitch }.is_2d(1 << 18);
         assert!(rows(4, 1000, 64));
         assert!(rows(64, 2, 64));

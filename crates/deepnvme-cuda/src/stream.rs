@@ -189,7 +189,8 @@ impl Stream {
     /// Waits until all queued work is complete.
     ///
     /// # Errors
-    /// The driver's error, including errors of the copies.
+    /// The driver's error, including errors of the copies. The context is then destroyed or broken, and the driver has
+    /// ended its work: making a live context current cannot fail, nor can a query of a stream that exists.
     pub fn synchronise(&self) -> Result<()> {
         let (driver, _current) = self.0.enter()?;
         // SAFETY: `self` owns the stream, so it exists until the call returns.

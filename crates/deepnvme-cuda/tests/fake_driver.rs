@@ -67,7 +67,7 @@ impl FakeDriver {
 }
 
 #[test]
-fn devices_and_what_they_say() {
+fn devices_and_their_attributes() {
     let _fake_driver = FakeDriver::new();
     let driver = Driver::get().unwrap();
     assert_eq!(driver.version(), 13000);

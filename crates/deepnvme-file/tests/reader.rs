@@ -175,7 +175,7 @@ fn records_in_a_row_come_whole() {
 }
 
 #[test]
-fn what_the_page_cache_has_is_not_fetched_again() {
+fn cached_pages_are_not_fetched_again() {
     let scratch = Scratch::new(FILE_BYTES, 7);
     let engine = engine(Config::default());
     let mut reader = FileReader::open(Arc::clone(&engine), &Target::from(&scratch.path)).unwrap();

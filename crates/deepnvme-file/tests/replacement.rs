@@ -127,7 +127,7 @@ fn save_at_once(engine: &Arc<Engine>, target: &Target, contents: &[Vec<u8>]) {
 }
 
 #[test]
-fn many_who_replace_one_stripe_set_at_once_leave_one_that_is_whole() {
+fn concurrent_replacements_of_a_stripe_set_leave_one_whole_set() {
     let engine = engine();
     let root = tempfile::tempdir().unwrap();
     let (one, two) = (root.path().join("one"), root.path().join("two"));
@@ -156,7 +156,7 @@ fn many_who_replace_one_stripe_set_at_once_leave_one_that_is_whole() {
 }
 
 #[test]
-fn many_who_replace_one_file_at_once_all_succeed() {
+fn concurrent_replacements_of_a_file_all_succeed() {
     let engine = engine();
     let folder = tempfile::tempdir().unwrap();
     let target = Target::from(folder.path().join("file"));
@@ -186,7 +186,7 @@ fn a_descriptor_that_appends_is_written_where_it_was_asked() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_not_replaced() {
+fn only_regular_files_are_replaced() {
     let engine = engine();
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

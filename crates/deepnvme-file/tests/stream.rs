@@ -34,7 +34,7 @@ fn names(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn what_was_written_in_pieces_is_one_file() {
+fn pieces_are_written_to_one_file() {
     let (engine, folder) = (engine(), tempfile::tempdir().unwrap());
     let path = folder.path().join("file");
     let target = Target::from(&path);

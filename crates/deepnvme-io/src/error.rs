@@ -321,7 +321,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_full_disk_names_what_is_needed_what_is_free_and_a_remedy() {
+    fn a_full_disk_names_needed_and_free_bytes_and_a_remedy() {
         let folder = tempfile::tempdir().unwrap();
         let error = Error::os("write", Errno::NOSPC).at_path(folder.path().join("new")).needing(5000);
         let text = error.to_string();

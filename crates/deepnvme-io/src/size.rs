@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_mean_what_they_say() {
+    fn units_have_their_standard_sizes() {
         for (text, bytes) in [
             ("4096", 4096),
             ("12 B", 12),

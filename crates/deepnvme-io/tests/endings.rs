@@ -71,7 +71,7 @@ fn a_write_of_several_files_is_cancelled_at_any_moment() {
 }
 
 #[test]
-fn what_nobody_has_begun_to_prepare_ends_when_it_is_cancelled() {
+fn a_request_that_is_not_being_prepared_ends_when_cancelled() {
     let folder = TestFile::holding(&[]);
     let files = files(&folder, 2);
     let slow = Config { queue_depth: 1, block_bytes: 4096, ..config(1) };
@@ -90,7 +90,7 @@ fn what_nobody_has_begun_to_prepare_ends_when_it_is_cancelled() {
 }
 
 #[test]
-fn closing_finishes_what_was_submitted_and_refuses_what_comes_later() {
+fn closing_finishes_submitted_requests_and_refuses_later_ones() {
     watchdog::with_time_limit("closing", TIME_MAX, || {
         let folder = TestFile::holding(&[3; 300_000]);
         let file = common::open(&folder.path, DirectMode::Preferred).unwrap();

@@ -214,7 +214,7 @@ fn a_file_is_closed_when_its_last_request_has_been_waited_for() {
 }
 
 #[test]
-fn opening_what_cannot_be_opened_names_the_path() {
+fn a_failed_open_names_the_path() {
     let folder = folder();
     let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
     let missing = folder.path().join("missing");
@@ -272,7 +272,7 @@ fn many_requests_from_many_threads_all_come_back() {
 }
 
 #[test]
-fn dropping_the_engine_finishes_what_was_submitted() {
+fn dropping_the_engine_finishes_submitted_requests() {
     for choice in choices() {
         let folder = folder();
         let path = folder.path().join("file");
@@ -286,7 +286,7 @@ fn dropping_the_engine_finishes_what_was_submitted() {
 }
 
 #[test]
-fn a_cancelled_request_ends_as_cancelled_and_its_memory_comes_home() {
+fn a_cancelled_request_ends_as_cancelled_and_returns_its_memory() {
     let config = Config { workers: 1, queue_depth: 1, block_bytes: 4096, ..Config::default() };
     let engine = Engine::new(config).unwrap();
     let folder = folder();

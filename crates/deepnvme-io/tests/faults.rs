@@ -82,7 +82,7 @@ fn run_seed(seed: u64) -> Option<bool> {
 
 /// Runs seeds of faults, each on one of the backends.
 #[test]
-fn requests_succeed_exactly_or_report_what_was_injected() {
+fn requests_succeed_exactly_or_report_the_injected_fault() {
     let (mut clean, mut failed) = (0, 0);
     let seeds = fewer(SEEDS);
     for seed in 0..seeds {

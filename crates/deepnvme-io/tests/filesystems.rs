@@ -141,7 +141,7 @@ fn a_block_device_is_a_file_of_fixed_size() {
 }
 
 #[test]
-fn a_full_disk_says_what_was_needed_and_keeps_what_was_there() {
+fn a_full_disk_names_the_needed_bytes_and_keeps_the_old_file() {
     let systems =
         [Mounted::image("ext4", 48, 512, "defaults"), Mounted::image("xfs", 320, 512, "defaults"), Mounted::tmpfs(16)];
     for mounted in available(systems) {

@@ -19,7 +19,7 @@ use files::{config, folder, on_host, open, read, set_up, write};
 const CHOICES: [BackendChoice; 3] = [BackendChoice::Uring, BackendChoice::Aio, BackendChoice::Threads];
 
 #[test]
-fn every_size_and_place_comes_back_beside_every_backend() {
+fn every_size_and_place_is_read_back_with_every_backend() {
     let (gpu, folder) = (Gpu::new(), folder());
     for (number, backend) in CHOICES.into_iter().enumerate() {
         let Ok(engine) = Engine::new(Config { backend, ..config(DirectMode::Required) }) else { continue };
@@ -58,7 +58,7 @@ fn neighbours_of_a_ragged_write_stay() {
 }
 
 #[test]
-fn what_cufile_does_not_take_goes_through_bounce_buffers() {
+fn transfers_that_cufile_refuses_use_bounce_buffers() {
     // Strided memory, many small tensors, and files without direct I/O.
     let (gpu, folder, engine, file) = set_up(config(DirectMode::Preferred));
     let memory = gpu.memory(0, 1 << 20, 1);

@@ -36,7 +36,7 @@ fn gpu() -> Rc<Gpu> {
 }
 
 /// Combines a real backend with cuFile, with or without batches.
-fn beside(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
+fn with_cufile(kind: BackendKind, has_batches: bool) -> Option<common::MakeBackend> {
     if let Some(why) = common::unavailable(kind) {
         common::skipped(&why);
         return None;
@@ -193,10 +193,10 @@ macro_rules! backends {
 }
 
 backends! {
-    batches_beside_uring: beside(BackendKind::Uring, true);
-    batches_beside_threads: beside(BackendKind::Threads, true);
-    calls_beside_uring: beside(BackendKind::Uring, false);
-    calls_beside_aio: beside(BackendKind::Aio, false);
+    batches_with_uring: with_cufile(BackendKind::Uring, true);
+    batches_with_threads: with_cufile(BackendKind::Threads, true);
+    calls_with_uring: with_cufile(BackendKind::Uring, false);
+    calls_with_aio: with_cufile(BackendKind::Aio, false);
 }
 
 #[test]

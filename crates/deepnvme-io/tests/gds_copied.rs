@@ -65,7 +65,7 @@ fn write_and_read(gpu: &Gpu, engine: &Engine, path: &std::path::Path) -> GpuMemo
     target
 }
 
-/// An engine beside a library that allows copies, on a file system where cuFile copies.
+/// An engine with a library that allows copies, on a file system where cuFile copies.
 fn where_cufile_copies(gpu: &Gpu) -> (OtherUser<'_>, Engine) {
     let other = OtherUser::new(gpu);
     gpu.fail_always("cuFileHandleRegister@unsupported", 1);

@@ -61,7 +61,7 @@ fn the_driver_knows_memory_from_the_first_use_of_a_gpu_until_it_is_freed() {
 
     // Now memory is known at once, also an arena, and until its last region is gone.
     let late = pinned(10_000);
-    let arena = Arena::new(20_000, false).unwrap().wrapped(register_with_driver);
+    let arena = Arena::new(20_000, false).unwrap().with_owner(register_with_driver);
     assert_eq!((driver.live("registrations"), driver.live("registered_bytes")), (3, 40_000));
     let (part, clone) = (arena.region_mut(100..200), late.region());
     drop((arena, late));

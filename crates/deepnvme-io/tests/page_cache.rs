@@ -225,7 +225,7 @@ fn missing_pages_are_read_without_their_neighbours() {
 /// A read that brings pages of its neighbours into the cache would spoil direct writes there: the kernel reports stale
 /// pages as an error of the next sync.
 #[test]
-fn cached_reads_beside_direct_writes_spoil_neither() {
+fn concurrent_cached_reads_and_direct_writes_spoil_neither() {
     let Some(mut cached) = CachedFile::new(10) else { return };
     for (kind, make) in all_real() {
         let engine = engine(small_config(2, SubmitMode::Batch), make);

@@ -81,7 +81,7 @@ fn a_thousand_cycles_leave_nothing() {
 }
 
 #[test]
-fn what_was_used_longest_ago_gives_way() {
+fn the_least_recently_used_pin_gives_way() {
     let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     let memories: Vec<_> = (0..4).map(|seed| gpu.memory(0, MIB, seed)).collect();
     let elsewhere = gpu.memory(1, MIB, 9);
@@ -126,7 +126,7 @@ fn a_pin_that_ends_during_a_transfer_ends_after_it() {
 }
 
 #[test]
-fn what_cannot_be_pinned_says_why() {
+fn a_refused_pin_has_a_reason() {
     let gpu = Gpu::new();
     let engine = Engine::new(config(DirectMode::Preferred)).unwrap();
     let error = engine.register_gpu_memory(Region::from_vec(vec![1; 4096])).unwrap_err();

@@ -129,7 +129,7 @@ proptest! {
 
     /// Blocks for cuFile are whole pages of one tensor. All others fit a bounce buffer.
     #[test]
-    fn what_goes_to_cufile_obeys_the_laws(
+    fn blocks_for_cufile_obey_the_laws(
         geometry in geometries(), is_read: bool, offset in 0u64..20_000, len in 1u64..9_000_000,
         slot_pages in prop_oneof![1u64..9, 16u64..40], gds_pages in 0u64..200, later in segments(),
     ) {

@@ -149,7 +149,7 @@ fn whole_blocks_say_where_they_went_and_by_which_way() {
 }
 
 #[test]
-fn what_is_continued_or_tried_again_is_there_each_time() {
+fn continued_and_repeated_ops_are_recorded_each_time() {
     for seed in 0..6 {
         let faults = Faults::new(hidden_faults(seed));
         let Some(make) = decorated(BackendKind::Threads, &faults) else { return };
@@ -171,7 +171,7 @@ fn what_is_continued_or_tried_again_is_there_each_time() {
 }
 
 #[test]
-fn what_fails_is_there_as_failed() {
+fn failed_ops_are_recorded_as_failed() {
     let plan = FaultPlan { seed: 3, eio: 300, ..FaultPlan::default() };
     let Some(make) = decorated(BackendKind::Threads, &Faults::new(plan)) else { return };
     let engine = engine(small_config(1, SubmitMode::Batch), make);
@@ -204,7 +204,7 @@ fn small_transfers_of_callers_have_no_worker() {
 }
 
 #[test]
-fn lanes_of_others_lie_beside_ours_and_recordings_beside_each_other() {
+fn lanes_of_others_and_several_recordings_share_a_timeline() {
     let engine = Engine::new(deepnvme_io::Config { workers: 1, ..deepnvme_io::Config::default() }).unwrap();
     let file = TestFile::holding(&random_bytes(5, 100_000));
     let target = open(&file.path, DirectMode::Preferred).unwrap();

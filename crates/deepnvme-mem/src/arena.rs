@@ -45,7 +45,7 @@ impl Arena {
     /// # Panics
     /// If `wrap` returns other bytes.
     #[must_use]
-    pub fn wrapped(self, wrap: impl FnOnce(RegionMut) -> RegionMut) -> Self {
+    pub fn with_owner(self, wrap: impl FnOnce(RegionMut) -> RegionMut) -> Self {
         let before = (self.whole.addr(), self.whole.len());
         let whole = wrap(self.whole);
         assert_eq!((whole.addr(), whole.len()), before, "the same bytes");
@@ -64,7 +64,7 @@ impl Arena {
         self.whole.is_empty()
     }
 
-    /// Returns whether the memory is locked into RAM.
+    /// Returns whether the memory is locked into RAM, and otherwise why not.
     #[must_use]
     pub fn lock_state(&self) -> &LockState {
         &self.lock_state

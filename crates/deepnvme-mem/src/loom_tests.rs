@@ -89,17 +89,17 @@ fn loom_try_take_does_not_lose_a_wake_up() {
         let pool = pool(1);
         let bytes = Bytes::of(&pool);
         let slot = pool.try_take().unwrap();
-        let waits = {
+        let waiter = {
             let (pool, bytes) = (pool.clone(), Arc::clone(&bytes));
             thread::spawn(move || bytes.change(&pool.take_timeout(FOREVER).unwrap()))
         };
-        let tries = {
+        let taker = {
             let (pool, bytes) = (pool.clone(), Arc::clone(&bytes));
             thread::spawn(move || pool.try_take().into_iter().for_each(|slot| bytes.change(&slot)))
         };
         drop(slot);
-        waits.join().unwrap();
-        tries.join().unwrap();
+        waiter.join().unwrap();
+        taker.join().unwrap();
         assert_eq!(pool.free_slots(), 1);
     });
 }
@@ -110,10 +110,10 @@ fn loom_the_last_region_returns_the_slot() {
         let pool = pool(1);
         let slot = pool.try_take().unwrap();
         let in_flight = slot.region();
-        let completes = thread::spawn(move || drop(in_flight));
+        let completer = thread::spawn(move || drop(in_flight));
         drop(slot);
         assert!(pool.take_timeout(FOREVER).is_some());
-        completes.join().unwrap();
+        completer.join().unwrap();
     });
 }
 

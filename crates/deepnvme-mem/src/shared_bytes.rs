@@ -176,7 +176,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
 
         #[test]
-        fn it_finds_what_a_look_at_each_byte_finds(places in prop::collection::vec(view(), 0..4)) {
+        fn it_agrees_with_a_comparison_of_each_byte(places in prop::collection::vec(view(), 0..4)) {
             let found = first_shared(&places);
             prop_assert_eq!(found.is_some(), expected(&places));
             if let Some((one, other)) = found {

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_estimate_is_exact() {
+    fn numbers_without_an_estimate_have_exact_roots() {
         for sqrt_mode in SqrtMode::ALL {
             for bits in [0, 0x7f80_0000, 0x8000_0000] {
                 assert_eq!(distance(sqrt_mode, bits), 0, "{sqrt_mode:?} of {bits:08x}");

@@ -54,7 +54,7 @@ proptest! {
         });
         let (_, expected) = all.next().unwrap();
         for (name, got) in all {
-            prop_assert_eq!(&got, &expected, "{} beside the baseline", name);
+            prop_assert_eq!(&got, &expected, "{} and the baseline", name);
         }
     }
 

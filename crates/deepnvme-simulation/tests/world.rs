@@ -109,7 +109,7 @@ proptest! {
 }
 
 #[test]
-fn what_was_not_reported_is_not_promised() {
+fn unreported_writes_are_not_promised() {
     let mut journal = Journal::default();
     journal.wrote(1, 0, vec![1; 600], false);
     let promised = journal.promised();
@@ -143,7 +143,7 @@ fn links_and_dots_lead_where_they_should() {
 }
 
 #[test]
-fn a_crash_keeps_what_was_synced_and_forgets_what_has_no_name() {
+fn a_crash_keeps_synced_files_and_forgets_unnamed_ones() {
     let mut tree = Tree::new(1).unwrap();
     let disk = tree.find(Path::new("/d0"), true).unwrap().inode.unwrap();
     let make = |tree: &mut Tree, name: &str| {

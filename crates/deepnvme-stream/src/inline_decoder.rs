@@ -75,11 +75,11 @@ impl InlineDecoder {
         spare: &mut Vec<Buffer>,
         cost: &mut DecodeCost,
     ) -> Result<()> {
-        let (home, transfer) = batch.pending.wait();
+        let (targets, transfer) = batch.pending.wait();
         let transfer = transfer?;
         cost.disk_busy += transfer.finished.saturating_duration_since(batch.started);
         let began = Instant::now();
-        for (target, (conversions, rest)) in home.into_iter().flatten().zip(batch.reads) {
+        for (target, (conversions, rest)) in targets.into_iter().flatten().zip(batch.reads) {
             let lost = || Error::Plan("an error lost the memory of a read".into());
             let buffer = join_buffer(Some(target), rest).ok_or_else(lost)?;
             let source = &buffer.as_slice()[conversions[0].aligned_range().in_buffer()];

@@ -167,7 +167,7 @@ fn loom_a_lone_thread_detects_a_deadlock_at_once() {
 }
 
 /// Flushes while another thread changes an item some times.
-fn flush_beside_changes(changes: u32) {
+fn flush_during_changes(changes: u32) {
     let (world, [a, _]) = World::with_a_change(2);
     let thread = spawn(&world, move |other| (0..changes).for_each(|_| other.add_one(a, 1)));
     assert!(world.flush(0)[0] >= 1, "the disk has what was there before the flush");
@@ -176,17 +176,17 @@ fn flush_beside_changes(changes: u32) {
 }
 
 #[test]
-fn loom_a_flush_beside_a_change_ends() {
-    loom::model(|| flush_beside_changes(1));
+fn loom_a_flush_during_a_change_ends() {
+    loom::model(|| flush_during_changes(1));
 }
 
 #[test]
-fn loom_a_flush_beside_many_changes_ends() {
-    check_bounded(|| flush_beside_changes(3));
+fn loom_a_flush_during_many_changes_ends() {
+    check_bounded(|| flush_during_changes(3));
 }
 
 #[test]
-fn loom_two_flushes_beside_a_change_end() {
+fn loom_two_flushes_during_a_change_end() {
     check_bounded(|| {
         let (world, [a, _]) = World::with_a_change(2);
         let changes = spawn(&world, move |other| other.add_one(a, 1));
@@ -198,7 +198,7 @@ fn loom_two_flushes_beside_a_change_end() {
 }
 
 #[test]
-fn loom_a_flush_beside_evictions_ends() {
+fn loom_a_flush_during_evictions_ends() {
     check_bounded(|| {
         let (world, [a, b]) = World::with_a_change(1);
         let thread = spawn(&world, move |other| {
@@ -212,7 +212,7 @@ fn loom_a_flush_beside_evictions_ends() {
 }
 
 #[test]
-fn loom_a_flush_beside_a_put_and_a_prefetch_ends() {
+fn loom_a_flush_during_a_put_and_a_prefetch_ends() {
     check_bounded(|| {
         let (world, [a, b]) = World::with_a_change(1);
         let thread = spawn(&world, move |other| {
@@ -230,7 +230,7 @@ fn loom_a_flush_beside_a_put_and_a_prefetch_ends() {
 }
 
 #[test]
-fn loom_a_flush_beside_a_borrow_without_a_change_and_a_delete_ends() {
+fn loom_a_flush_during_a_borrow_without_a_change_and_a_delete_ends() {
     check_bounded(|| {
         let (world, [a, b]) = World::new(2);
         world.add_one(a, 0);

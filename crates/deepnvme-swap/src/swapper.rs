@@ -50,7 +50,7 @@ impl Swapper {
             )));
         }
         let arena = Arena::new(memory_bytes, true).map_err(|error| IoError::from_io("allocate memory", &error))?;
-        let arena = arena.wrapped(register_with_driver);
+        let arena = arena.with_owner(register_with_driver);
         let share = (memory_bytes / BUDGET_FRACTION.1 * BUDGET_FRACTION.0).min(BUDGET_BYTES_MAX);
         let budgets = Budgets {
             prefetch_bytes: options.prefetch_bytes.unwrap_or(share).min(memory_bytes),

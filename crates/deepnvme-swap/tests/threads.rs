@@ -126,8 +126,8 @@ fn waiters_for_an_abandoned_item_find_nothing() {
 
 /// A flush that waits for a state that has passed would wait until some other call happens to write the item.
 #[test]
-fn a_flush_beside_other_threads_ends() {
-    with_time_limit("a_flush_beside_other_threads_ends", LIMIT, || {
+fn a_flush_during_changes_of_other_threads_ends() {
+    with_time_limit("a_flush_during_changes_of_other_threads_ends", LIMIT, || {
         for turn in 0..60_u8 {
             let world = world(engine(), 64 * 4096, |options| options.has_checksums = turn % 3 == 2);
             let swapper = &world.swapper;

@@ -27,19 +27,20 @@ type Outcome = (Result<usize, Errno>, Vec<u8>, Vec<u8>);
 fn write_all(faults: &Faults) -> Vec<Outcome> {
     let file = TestFile::holding(&vec![0xee; OPS as usize * OP_BYTES]);
     let mut harness = harness(faults);
-    let mut home = Vec::new();
+    let mut returned = Vec::new();
     for index in 0..OPS {
         let bytes = random_bytes(index, OP_BYTES);
         let (one, other) = (region_holding(3, &bytes[..1000]), region_holding(0, &bytes[1000..]));
         let op = harness.op(OpKind::Write, &file.file, index * OP_BYTES as u64, &[one.region(), other.region()]);
         harness.submit(op);
         if harness.backend.in_flight() == 16 {
-            home.extend(harness.reap_some());
+            returned.extend(harness.reap_some());
         }
     }
-    home.extend(harness.reap(harness.backend.in_flight() as usize));
+    returned.extend(harness.reap(harness.backend.in_flight() as usize));
     let content = file.bytes();
-    home.into_iter()
+    returned
+        .into_iter()
         .map(|completion| {
             let at = completion.op.offset as usize;
             let memory: Vec<u8> = completion.op.iovecs.iter().flat_map(bytes_of).collect();
@@ -96,17 +97,17 @@ fn a_slow_completion_is_late_and_a_wake_is_not() {
         let op = harness.op(OpKind::Read, &file.file, index, &[region_holding(0, &[1; 100]).region()]);
         harness.submit(op);
     }
-    let mut home = Vec::new();
+    let mut returned = Vec::new();
     harness.backend.waker().wake();
-    harness.backend.reap(8, &mut home).expect("the queue works");
-    assert!(home.len() < 8 && started.elapsed() < slow / 2, "the wake did not end the reap");
-    harness.reap(8 - home.len());
+    harness.backend.reap(8, &mut returned).expect("the queue works");
+    assert!(returned.len() < 8 && started.elapsed() < slow / 2, "the wake did not end the reap");
+    harness.reap(8 - returned.len());
     assert!(started.elapsed() > slow / 4, "nothing was held back");
     assert_eq!(faults.counts().slow, 8);
 }
 
 #[test]
-fn completions_come_home_in_another_order() {
+fn completions_arrive_in_another_order() {
     let faults = Faults::new(FaultPlan { seed: 4, reorder: true, ..FaultPlan::default() });
     let results = write_all(&faults);
     assert!(results.iter().all(|(result, memory, found)| *result == Ok(OP_BYTES) && memory == found));

@@ -46,7 +46,7 @@ fn the_schedule_is_a_function_of_the_seed() {
 }
 
 #[test]
-fn what_was_synced_survives_and_what_was_not_is_at_risk() {
+fn synced_bytes_survive_and_others_are_at_risk() {
     let old = random_bytes(1, 4 * BLOCK);
     let file = TestFile::holding(&old);
     let disk = SimDisk::new(3);
@@ -79,7 +79,7 @@ fn what_was_synced_survives_and_what_was_not_is_at_risk() {
 }
 
 #[test]
-fn a_sync_promises_only_what_was_reported_before_it() {
+fn a_sync_promises_only_writes_reported_before_it() {
     let mut risky = 0;
     for seed in 0..20 {
         let file = TestFile::holding(&random_bytes(1, BLOCK));

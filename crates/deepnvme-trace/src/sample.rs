@@ -13,7 +13,7 @@ fn event(start_ms: u64, end_ms: u64, event_kind: EventKind) -> TraceEvent {
     TraceEvent { start_ns: (1000 + start_ms) * MS, end_ns: (1000 + end_ms) * MS, kind: event_kind }
 }
 
-/// 100 ms: 80 of reads with writes beside them, 60 of copies, of which 50 overlap the reads, a sync, 40 of compute.
+/// 100 ms: 80 of reads with concurrent writes, 60 of copies, of which 50 overlap the reads, a sync, 40 of compute.
 pub(crate) fn recorded() -> Recorded {
     let file: Arc<Path> = Arc::from(Path::new("/data/<model> & co.safetensors"));
     let mut events = Vec::new();

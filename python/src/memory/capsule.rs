@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use super::layout::refusal;
+use super::layout::to_value_error;
 
 /// Returns the type's C functions for describing tensors without calling Python, if it exports them.
 pub(crate) fn exchange_api(class: &Bound<'_, PyAny>) -> Option<&'static ExchangeApi> {
@@ -27,7 +27,7 @@ pub(crate) fn has_name(capsule: &Bound<'_, PyCapsule>, name: &CStr) -> bool {
 pub(crate) fn take<M: Managed>(capsule: &Bound<'_, PyCapsule>) -> PyResult<Imported> {
     let managed = capsule.pointer_checked(Some(M::CAPSULE_NAME))?;
     // SAFETY: by DLPack's protocol, a capsule of this name holds a tensor that was not taken.
-    let imported = unsafe { dl::import(managed.as_ptr().cast::<M>()) }.map_err(refusal)?;
+    let imported = unsafe { dl::import(managed.as_ptr().cast::<M>()) }.map_err(to_value_error)?;
     // SAFETY: the capsule is valid, and the name is a constant. Once renamed, it does not free the tensor.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), M::USED_CAPSULE_NAME.as_ptr()) } != 0 {
         // The tensor must not be freed twice: leak it instead.

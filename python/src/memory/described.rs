@@ -12,7 +12,7 @@ use pyo3::types::PyType;
 
 use super::capsule::exchange_api;
 use super::held_storages::StorageHolds;
-use super::layout::{Location, MemoryAccess, location_of};
+use super::layout::{DeviceStream, MemoryAccess, device_stream_of};
 use super::tensor_slice::{Plain, TensorSlice};
 
 /// A tensor. Python code may change it, so the callers drop this before they run any.
@@ -69,8 +69,8 @@ impl PlainClasses {
     }
 
     /// Returns a CUDA GPU, and torch's current stream of this thread there. `None` if torch does not tell.
-    pub(crate) fn location_of(&self, device: DLDevice, py: Python<'_>) -> Option<Location> {
-        location_of(self.exchange, device, py)
+    pub(crate) fn device_stream_of(&self, device: DLDevice, py: Python<'_>) -> Option<DeviceStream> {
+        device_stream_of(self.exchange, device, py)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Location, access and owner of an object's bytes.
+//! Address, device, access and owner of an object's bytes.
 
 use deepnvme_mem::dlpack::{DLDevice, ExchangeApi};
 use deepnvme_mem::{Device, StreamHandle, Strided};
@@ -17,9 +17,9 @@ pub(crate) enum MemoryAccess {
     Read,
 }
 
-/// Location of an object's bytes, and the reference that keeps them in place.
+/// Address, device and strides of an object's bytes, and the reference that keeps them in place.
 pub(crate) struct Layout {
-    pub(crate) location: Location,
+    pub(crate) device_stream: DeviceStream,
     pub(crate) address: usize,
     pub(crate) bytes: usize,
     /// `None` if the bytes are contiguous.
@@ -29,12 +29,12 @@ pub(crate) struct Layout {
 
 /// The memory's device, and the CUDA stream to wait for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Location {
+pub(crate) struct DeviceStream {
     pub(crate) device: Device,
     pub(crate) stream: StreamHandle,
 }
 
-impl Location {
+impl DeviceStream {
     /// Host memory.
     pub(crate) const HOST: Self = Self { device: Device::Host, stream: StreamHandle::DEFAULT };
 }
@@ -47,8 +47,9 @@ pub(crate) fn raw_stream(number: &Bound<'_, PyAny>) -> Option<StreamHandle> {
     Some(unsafe { StreamHandle::from_raw(handle) })
 }
 
-/// Returns a CUDA GPU, and torch's current stream of this thread there, with one C call. `None` if torch does not tell.
-pub(crate) fn location_of(api: &ExchangeApi, device: DLDevice, py: Python<'_>) -> Option<Location> {
+/// Returns a CUDA GPU, and torch's current stream of this thread there, with one C call. `None` if torch reports none.
+/// The caller has checked that `device` is CUDA.
+pub(crate) fn device_stream_of(api: &ExchangeApi, device: DLDevice, py: Python<'_>) -> Option<DeviceStream> {
     let index = u32::try_from(device.device_id).ok()?;
     // SAFETY: torch requires the GIL, which `py` proves.
     let Some(handle) = (unsafe { api.current_work_stream(device) }) else {
@@ -58,7 +59,7 @@ pub(crate) fn location_of(api: &ExchangeApi, device: DLDevice, py: Python<'_>) -
     // SAFETY: torch returned the handle of its current stream. torch keeps its own streams until the process ends. The
     // user keeps external streams alive, as torch requires.
     let stream = unsafe { StreamHandle::from_raw(handle) };
-    Some(Location { device: Device::Cuda { index }, stream })
+    Some(DeviceStream { device: Device::Cuda { index }, stream })
 }
 
 /// CUDA's default stream, by the number that DLPack and the driver use.
@@ -78,6 +79,6 @@ pub(crate) fn stream(stream: &Bound<'_, PyAny>) -> PyResult<StreamHandle> {
 
 /// Converts a layout error to a `ValueError`.
 #[expect(clippy::needless_pass_by_value, reason = "so that `map_err` takes it by name")]
-pub(super) fn refusal(error: std::io::Error) -> PyErr {
+pub(super) fn to_value_error(error: std::io::Error) -> PyErr {
     InvalidArgumentError::new_err(error.to_string())
 }

@@ -30,7 +30,7 @@ pub(crate) use described::{Described, PlainClasses, PlainTensor};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use held_storages::{_is_held, KeepAlive, StorageHolds};
 pub(crate) use interpreter::{GcPause, call_soon};
-pub(crate) use layout::{LEGACY_STREAM, Layout, Location, MemoryAccess, raw_stream, stream};
+pub(crate) use layout::{DeviceStream, LEGACY_STREAM, Layout, MemoryAccess, raw_stream, stream};
 pub(crate) use region::{ObjectMemory, storage_region};
 
 pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint, check_disjoint_from};

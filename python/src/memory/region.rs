@@ -9,7 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
 use super::held_storages::KeepAlive;
-use super::layout::{Layout, Location, refusal};
+use super::layout::{DeviceStream, Layout, to_value_error};
 
 use crate::error::InvalidArgumentError;
 
@@ -23,7 +23,7 @@ pub(crate) enum ObjectMemory {
 impl ObjectMemory {
     /// Checks a layout's strides.
     pub(crate) fn checked(layout: Layout) -> PyResult<Self> {
-        layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(refusal)?;
+        layout.strided.as_ref().map_or(Ok(()), Strided::check).map_err(to_value_error)?;
         Ok(Self::Layout(layout))
     }
 
@@ -39,11 +39,11 @@ impl ObjectMemory {
     /// Returns the memory that a write reads.
     pub(crate) fn into_source(self) -> PyResult<Region> {
         let layout = match self {
-            Self::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(refusal)?.after(stream)),
+            Self::Imported(tensor, stream) => return Ok(tensor.into_region().map_err(to_value_error)?.after(stream)),
             Self::Layout(layout) => layout,
         };
         let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-        let Location { device, stream } = layout.location;
+        let DeviceStream { device, stream } = layout.device_stream;
         let region = match layout.strided {
             // SAFETY: the object stated its address, and the owner's reference keeps the bytes there.
             None => unsafe { Region::from_raw(start, layout.bytes, device, owner) },
@@ -59,13 +59,13 @@ impl ObjectMemory {
         let layout = match self {
             Self::Imported(tensor, stream) => {
                 check_overlap(Some(tensor.layout()))?;
-                return Ok(tensor.into_region_mut().map_err(refusal)?.after(stream));
+                return Ok(tensor.into_region_mut().map_err(to_value_error)?.after(stream));
             }
             Self::Layout(layout) => layout,
         };
         check_overlap(layout.strided.as_ref())?;
         let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-        let Location { device, stream } = layout.location;
+        let DeviceStream { device, stream } = layout.device_stream;
         let target = match layout.strided {
             // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there. Rust
             // references to such bytes exist only in optimizer kernels and while a writer copies a buffer. The Python
@@ -84,21 +84,23 @@ impl ObjectMemory {
     /// Code that uses the region may read addresses, but no bytes. It is only used for registrations, which the package
     /// drops before the tensor's storage dies.
     pub(crate) fn into_unowned(self) -> PyResult<Region> {
-        let Self::Layout(Layout { location, address, bytes, strided: None, .. }) = self else {
+        let Self::Layout(Layout { device_stream, address, bytes, strided: None, .. }) = self else {
             return Err(PyTypeError::new_err(
                 "this tensor is not contiguous, or is not torch's; pass a contiguous torch tensor",
             ));
         };
         // SAFETY: the object stated its address, and no byte is accessed through this region.
-        Ok(unsafe { Region::from_raw(ptr::with_exposed_provenance_mut(address), bytes, location.device, Arc::new(())) })
+        Ok(unsafe {
+            Region::from_raw(ptr::with_exposed_provenance_mut(address), bytes, device_stream.device, Arc::new(()))
+        })
     }
 }
 
 /// Returns the bytes of a storage, which `keep` keeps in place.
-pub(crate) fn storage_region(location: Location, address: usize, bytes: usize, keep: KeepAlive) -> Region {
+pub(crate) fn storage_region(device_stream: DeviceStream, address: usize, bytes: usize, keep: KeepAlive) -> Region {
     let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(keep));
     // SAFETY: torch stated the storage's address, and the owner is the storage, which keeps the bytes there.
-    unsafe { Region::from_raw(start, bytes, location.device, owner) }.after(location.stream)
+    unsafe { Region::from_raw(start, bytes, device_stream.device, owner) }.after(device_stream.stream)
 }
 
 fn check_overlap(strided: Option<&Strided>) -> PyResult<()> {

@@ -52,10 +52,10 @@ impl AddressRange {
 impl<T: Plain> TensorSlice<T> {
     /// Borrows the elements of a contiguous host tensor. Its bytes are read as `T`, whatever its dtype.
     pub(crate) fn new(memory: ObjectMemory, access: MemoryAccess) -> PyResult<Self> {
-        let ObjectMemory::Layout(Layout { location, address, bytes, strided, keep }) = memory else {
+        let ObjectMemory::Layout(Layout { device_stream, address, bytes, strided, keep }) = memory else {
             return Err(PyTypeError::new_err("this tensor is another library's; pass a torch tensor or a numpy array"));
         };
-        if location.device != Device::Host {
+        if device_stream.device != Device::Host {
             return Err(InvalidArgumentError::new_err("this tensor is on a GPU; pass a tensor on the CPU"));
         }
         if strided.is_some() {

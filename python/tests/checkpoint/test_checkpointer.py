@@ -67,7 +67,7 @@ def test_which_steps_are_saved(tmp_path: Path) -> None:
     assert [by_time.save(step, state_of(step)) for step in range(3)] == [True, False, False]
 
 
-def test_going_back_keeps_what_was_just_saved(tmp_path: Path) -> None:
+def test_going_back_keeps_the_latest_save(tmp_path: Path) -> None:
     checkpointer = deepnvme.Checkpointer(tmp_path, keep=2)
     for step in (10, 20, 5, 5):
         checkpointer.save(step, state_of(step))

@@ -42,7 +42,7 @@ def test_checkpoints_that_were_copied_here_stay(tmp_path: Path) -> None:
     assert all((folder / name).read_bytes() == text for name, text in copied.items())
 
 
-def test_without_its_manifest_the_folder_says_what_lies_there(tmp_path: Path) -> None:
+def test_without_its_manifest_the_folder_lists_its_checkpoints(tmp_path: Path) -> None:
     save_all(tmp_path / "c", *range(10, 60, 10))
     (tmp_path / "c" / "manifest.json").unlink()
     says = (
@@ -93,7 +93,7 @@ def test_the_manifest_does_not_grow(tmp_path: Path) -> None:
     assert max(sizes) < 2 * sizes[1], sizes
 
 
-def test_what_was_put_in_the_place_of_a_checkpoint_stays(tmp_path: Path) -> None:
+def test_a_foreign_file_in_the_place_of_a_checkpoint_stays(tmp_path: Path) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
         checkpointer.save(1, state_of(1))
         (tmp_path / "step-00000001.pt").write_text("mine now")
@@ -227,7 +227,7 @@ def test_a_reader_finds_a_checkpoint_while_another_process_saves(tmp_path: Path)
     assert not failures
 
 
-def test_a_reader_sees_what_is_saved_after_it_was_made(tmp_path: Path) -> None:
+def test_a_reader_sees_later_saves(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     reader = deepnvme.Checkpointer(folder)
     assert reader.latest() is None

@@ -105,7 +105,7 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
     assert "at offset" in second["finding"]
 
 
-def test_verify_of_a_folder_sees_the_files_beside_its_model(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
+def test_verify_of_a_folder_sees_all_its_files(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     deepnvme.save({"a": torch.randn(30, 20)}, tmp_path / "model.safetensors")
     deepnvme.save({"state": state}, tmp_path / "optimizer.pt")
     (tmp_path / "config.json").write_text("{}")
@@ -123,7 +123,7 @@ def test_verify_of_a_folder_sees_the_files_beside_its_model(tmp_path: Path, stat
     assert run("verify", tmp_path)[0] == 1
 
 
-def test_what_cannot_be_verified_or_read(tmp_path: Path) -> None:
+def test_files_that_cannot_be_verified_or_read(tmp_path: Path) -> None:
     save_file({"a": torch.randn(3)}, tmp_path / "theirs.safetensors")
     (tmp_path / "text").write_text("once upon a time, there was no tensor")
     for path, why in (

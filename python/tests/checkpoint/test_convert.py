@@ -96,7 +96,7 @@ def test_shards_become_one_file(tmp_path: Path) -> None:
     assert_same(torch.load(tmp_path / "one.pt", weights_only=True), state)
 
 
-def test_an_index_says_what_is_converted(tmp_path: Path) -> None:
+def test_an_index_names_the_files_to_convert(tmp_path: Path) -> None:
     state = {f"layer.{index}": torch.randn(200, 300) for index in range(4)}
     deepnvme.save(state, tmp_path / "model.safetensors", max_shard_bytes=500_000)
     index = tmp_path / "model.safetensors.index.json"
@@ -235,7 +235,7 @@ def test_a_pickled_module_is_refused(tmp_path: Path) -> None:
     convert(tmp_path / "from.pt", tmp_path / "to.safetensors")
 
 
-def test_what_cannot_be_converted(tmp_path: Path) -> None:
+def test_inputs_that_cannot_be_converted(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no tensors here")
     assert "neither a torch archive nor a safetensors" in convert(tmp_path / "text", tmp_path / "b.pt", status=1)[1]
     assert "none.pt" in convert(tmp_path / "none.pt", tmp_path / "b.pt", status=1)[1]

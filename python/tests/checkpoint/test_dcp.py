@@ -456,7 +456,7 @@ def test_targets_and_names_that_cannot_be_used_are_named(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["large", "deep list", "deep dict"])
-def test_what_no_load_returns_is_refused_and_the_old_checkpoint_stays(tmp_path: Path, kind: str) -> None:
+def test_values_that_no_load_returns_are_refused_and_the_old_checkpoint_stays(tmp_path: Path, kind: str) -> None:
     def nested(leaf: Any, depth: int, wrap: Callable[[Any], Any]) -> Any:
         for _ in range(depth):
             leaf = wrap(leaf)

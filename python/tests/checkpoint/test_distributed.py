@@ -32,7 +32,7 @@ if rank == 0:
 
 
 @pytest.mark.parametrize(("layout", "async_", "world"), [("file", False, 4), ("file", True, 2), ("parts", True, 4)])
-def test_the_file_is_what_one_process_saves(tmp_path: Path, layout: str, async_: bool, world: int) -> None:
+def test_the_file_equals_that_of_one_process(tmp_path: Path, layout: str, async_: bool, world: int) -> None:
     folder = tmp_path / "c"
     answers = run(SAVE, world, folder, layout=layout, async_=async_)
     suffix = ".pt" if layout == "file" else ".pt.stripes.json"

@@ -32,7 +32,7 @@ def is_plain(text: str) -> bool:
     return all(letter.isprintable() or letter == "\n" for letter in text)
 
 
-def test_no_command_passes_on_what_acts_on_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_no_command_prints_terminal_controls(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / f"f{EVIL}"
     folder.mkdir()
     state = {f"layer{EVIL}": torch.randn(3), f"other.{EVIL}x": torch.randn(2)}

@@ -17,7 +17,7 @@ from .states import DTYPES, assert_same, everything, random
 
 
 def read_all(value: Any) -> Any:
-    """Return the same state with real tensors, in containers of the same types."""
+    """Replace the lazy tensors of a state by real ones: dicts are changed in place, other containers are rebuilt."""
     if isinstance(value, LazyTensor):
         return value.materialize()
     if type(value) in (list, tuple):
@@ -28,18 +28,19 @@ def read_all(value: Any) -> Any:
     return value
 
 
-def lazies(value: Any) -> int:
+def count_unread(value: Any) -> int:
+    """Count the lazy tensors that have not been read."""
     if isinstance(value, LazyTensor):
         return int("read=False" in repr(value))
     children = value.values() if isinstance(value, dict) else value if type(value) in (list, tuple) else ()
-    return sum(lazies(child) for child in children)
+    return sum(count_unread(child) for child in children)
 
 
-@pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")  # torch warns of sparse CSR, quantised tensors and typed storages
 def test_everything_is_where_it_was(tmp_path: Path) -> None:
     deepnvme.save(everything(), tmp_path / "x.pt")
     expected, lazy = deepnvme.load(tmp_path / "x.pt"), deepnvme.load(tmp_path / "x.pt", lazy=True)
-    assert lazies(lazy) > 30
+    assert count_unread(lazy) > 30
     assert_same(read_all(lazy), expected)
 
 
@@ -52,14 +53,14 @@ def test_nothing_is_read_before_it_is_used(tmp_path: Path) -> None:
         lazy = deepnvme.load(tmp_path / "x.pt", lazy=True, engine=engine)
         opened = engine.stats().bytes_read
         assert opened < 1 << 20
-        assert lazies(lazy) == 4 + len(DTYPES)
+        assert count_unread(lazy) == 4 + len(DTYPES)
         assert (lazy["step"], lazy["list"][1]) == (5, "x")
         assert type(lazy["model"]) is OrderedDict
         assert lazy["model"]._metadata == model.state_dict()._metadata  # type: ignore[attr-defined]
         assert lazy["parameter"].shape == (1000, 1000)
         assert engine.stats().bytes_read == opened
         assert torch.equal(lazy["model"]["bias"], model.bias)
-        assert lazies(lazy) == 3 + len(DTYPES)
+        assert count_unread(lazy) == 3 + len(DTYPES)
         assert engine.stats().bytes_read < opened + (1 << 20)
         assert type(lazy["parameter"].materialize()) is torch.nn.Parameter
         assert_same(read_all(lazy), state)
@@ -96,7 +97,7 @@ def test_several_files(tmp_path: Path, suffix: str) -> None:
         weight_map[name] = file
     (tmp_path / f"{stem}.{suffix}.index.json").write_text(json.dumps({"weight_map": weight_map}))
     lazy = deepnvme.load(tmp_path, lazy=True)
-    assert lazies(lazy) == 4
+    assert count_unread(lazy) == 4
     assert_same(read_all(lazy), state)
 
 

@@ -43,7 +43,7 @@ for name, way in ways.items():
         except errors.CorruptFileError as error:
             assert name in str(error), error
         except FileNotFoundError:
-            # What the list names is not there.
+            # The list names missing files.
             assert name == listed
         finally:
             resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -40,7 +40,7 @@ def flat(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, dict[str
         ("*", 24),
     ],
 )
-def test_only_what_is_asked_for(flat: tuple[Path, dict[str, torch.Tensor]], only: Any, count: int) -> None:
+def test_only_selected_tensors_are_loaded(flat: tuple[Path, dict[str, torch.Tensor]], only: Any, count: int) -> None:
     path, state = flat
     loaded = deepnvme.load(path, only=only)
     assert len(loaded) == count

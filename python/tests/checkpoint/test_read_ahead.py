@@ -117,7 +117,7 @@ def test_at_most_two_windows_are_read_that_nobody_uses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_what_is_read_ahead_and_left_is_given_up(tmp_path: Path, seed: int) -> None:
+def test_unused_read_ahead_is_given_up(tmp_path: Path, seed: int) -> None:
     state = {f"t{i:03}": torch.randn(1 << 18) for i in range(160)}
     deepnvme.save(state, tmp_path / "state.pt", durability="none")
     request = LoadRequest(path=tmp_path / "state.pt", device=torch.device("cpu"), verify="off")

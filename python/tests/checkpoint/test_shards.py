@@ -122,7 +122,7 @@ deepnvme.save({"w": torch.zeros(100_000)}, sys.argv[1])
 """
 
 
-def test_a_save_of_several_files_removes_what_a_killed_save_of_one_left(tmp_path: Path) -> None:
+def test_a_save_of_several_files_removes_leftovers_of_a_killed_save_of_one(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     (tmp_path / "link.safetensors").symlink_to(path)
     for name in (path, tmp_path / "link.safetensors"):
@@ -137,7 +137,7 @@ def test_a_save_of_several_files_removes_what_a_killed_save_of_one_left(tmp_path
 
 
 @pytest.mark.parametrize("count", [1, 10])
-def test_what_an_index_names_is_not_removed_for_that(tmp_path: Path, count: int) -> None:
+def test_files_are_not_removed_because_an_index_names_them(tmp_path: Path, count: int) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
     mine = ["../other.safetensors", "notes.txt", "other-00001-of-00002.safetensors", "model-1-of-2.safetensors",
@@ -165,7 +165,7 @@ def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert len(list(tmp_path.iterdir())) == 5
 
 
-def test_the_newest_save_of_a_name_is_what_is_loaded(tmp_path: Path) -> None:
+def test_the_newest_save_of_a_name_is_loaded(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
 
     def assert_loaded(seed: int) -> None:

@@ -76,5 +76,5 @@ def test_progress_without_a_working_stderr(
     assert torch.equal(deepnvme.load(tmp_path / "a.pt")["a"], torch.arange(50_000.0) + 1)
 
 
-def test_what_is_printed_lands_in_no_file(python_fork: Callable[..., object]) -> None:
+def test_printed_text_lands_in_no_file(python_fork: Callable[..., object]) -> None:
     python_fork(NOISE)

@@ -191,7 +191,7 @@ def test_a_manifest_that_somebody_edited_on_purpose(folder: Path) -> None:
     assert (folder / "step-00000004.safetensors").exists()
 
 
-def test_a_model_beside_another_programs_manifest(tmp_path: Path) -> None:
+def test_a_model_next_to_another_programs_manifest(tmp_path: Path) -> None:
     deepnvme.save({"a": torch.randn(5)}, tmp_path / "model.safetensors")
     (tmp_path / "manifest.json").write_text('{"files": ["model.safetensors"]}')
     status, files = verified(tmp_path)

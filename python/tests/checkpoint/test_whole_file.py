@@ -109,7 +109,7 @@ def test_a_shard_of_another_save_is_reported(tmp_path: Path) -> None:
     assert sorted(entry["verdict"] for entry in found) == ["damaged", "sound", "sound"]
 
 
-def test_other_readers_of_an_index_find_what_they_look_for(tmp_path: Path) -> None:
+def test_other_readers_of_an_index_find_their_files(tmp_path: Path) -> None:
     state = {f"w{index}": torch.full((300,), float(index)) for index in range(3)}
     deepnvme.save(state, tmp_path / "model.safetensors", max_shard_bytes=2500)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())

@@ -132,7 +132,7 @@ torch.save({"a": torch.ones(3)}, folder / "old.pt", _use_new_zipfile_serializati
 with pytest.raises(deepnvme.errors.UnsupportedError, match="torch.load"):
     first.checkpoint_engine.load(folder / "old.pt")
 
-# What goes wrong in the background is raised before the next step of the optimizer.
+# An error in the background is raised before the next step of the optimizer.
 failing = make(1, {"decoupled": True}, 0)
 (folder / "taken" / "mp_rank_00_model_states.pt").mkdir(parents=True)
 train(failing)

@@ -107,7 +107,7 @@ def test_free_empties_a_locked_tensor_and_no_other(handle: Any) -> None:
     assert handle.free_cpu_locked_tensor(tensor) is False
 
 
-def test_another_handle_frees_what_one_has_made() -> None:
+def test_a_handle_frees_tensors_of_another_handle() -> None:
     maker, other = aio_handle(), aio_handle()
     tensor = maker.new_cpu_locked_tensor(num_elem=1000, example_tenosr=torch.empty(0))
     del maker

@@ -193,7 +193,7 @@ def test_refusals(tmp_path: Path) -> None:
     assert isinstance(pickle.loads(pickle.dumps(DeepnvmeCheckpointIO(async_=True))), DeepnvmeCheckpointIO)
 
 
-def test_what_is_saved_in_the_background_may_change(tmp_path: Path) -> None:
+def test_a_state_that_is_saved_in_the_background_may_change(tmp_path: Path) -> None:
     io = DeepnvmeCheckpointIO(async_=True, memory=4 << 20)
     expected = torch.randn(4 << 20)
     for round_ in range(3):

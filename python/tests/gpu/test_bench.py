@@ -146,6 +146,80 @@ def test_other_tokens_parameters_and_states_leave_tools_out(bench: Bench, monkey
     assert "saved other keys" in bench.row("checkpoint").left_out[checkpoint.BASELINE]
 
 
+def test_a_copy_that_reads_nothing_is_noticed_in_every_round(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    baselines = bench.modules["baselines"]
+    monkeypatch.setattr(bench.modules["transfers"], "KINDS", (baselines.PythonCopy,))
+    rounds = 0
+    read = baselines.PythonCopy.read
+
+    def read_once(tool: Any, target: Any, path: Path) -> Any:
+        nonlocal rounds
+        rounds += 1
+        action = read(tool, target, path)
+        # From the second round on, nothing but the pinned memory is copied.
+        return action if rounds == 1 else lambda: bench.gpu.fill(target, tool._pinned)
+
+    monkeypatch.setattr(baselines.PythonCopy, "read", read_once)
+    row = bench.row("read")
+    assert rounds == 2
+    assert "other bytes than the file has" in row.left_out[baselines.PythonCopy.name]
+
+
+def test_a_tool_that_fails_to_close_leaves_a_note(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    baselines = bench.modules["baselines"]
+
+    class Last(baselines.PythonCopy):  # type: ignore[misc, name-defined]
+        name = "last"
+        is_closed = False
+
+        def close(self) -> None:
+            Last.is_closed = True
+
+    def fail(_: Any) -> None:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(baselines.PythonCopy, "close", fail)
+    monkeypatch.setattr(bench.modules["transfers"], "KINDS", (baselines.PythonCopy, Last))
+    row = bench.row("write")
+    assert row.failure == ""
+    assert any("failed to close: OSError: no space is left" in note for note in row.notes), row.notes
+    assert Last.is_closed
+    assert set(row.samples) == {baselines.PythonCopy.name, "last"}
+
+
+def test_memory_of_a_failed_load_is_freed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaders = bench.modules["loaders"]
+    freed = []
+    monkeypatch.setattr(loaders.Deepnvme, "load", lambda _, path: {})
+    monkeypatch.setattr(loaders.Deepnvme, "free_last_load", lambda tool: freed.append(tool.name))
+    monkeypatch.setattr(loaders, "KINDS", (loaders.Deepnvme,))
+    row = bench.row("load")
+    assert "0 tensors instead of" in row.left_out[loaders.OURS]
+    assert freed == [loaders.OURS]
+
+
+def test_states_with_more_or_fewer_elements_differ(bench: Bench) -> None:
+    checkpoint = bench.modules["checkpoint"]
+    checkpoint._compare("it", {"a": [1, 2]}, {"a": [1, 2]})
+    for loaded in ([1], [1, 2, 3]):
+        with pytest.raises(bench.modules["data"].Mismatch, match=r"elements in \.a"):
+            checkpoint._compare("it", {"a": loaded}, {"a": [1, 2]})
+
+
+def test_a_verdict_names_the_tool_that_is_missing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = bench.modules["checkpoint"]
+
+    def fail(*_: Any) -> None:
+        raise OSError("no space is left")
+
+    monkeypatch.setattr(checkpoint.TorchSave, "save", fail)
+    monkeypatch.setattr(checkpoint, "KINDS", (checkpoint.Async, checkpoint.TorchSave))
+    verdicts = bench.modules["targets"].judge([bench.row("checkpoint")])
+    (lost,) = [verdict for verdict in verdicts if "seconds of training lost" in verdict.text]
+    assert lost.met is None
+    assert lost.why.startswith(f"{checkpoint.BASELINE}: OSError: no space is left")
+
+
 # A row with tools that hang, or die, at the named moment.
 _WORKER = """
 import os, sys, time
@@ -169,7 +243,7 @@ class Bad(Tool):
             os.abort()
 
 def row(place, row, pace):
-    row.first = "good"
+    row.ours = "good"
     count = 0
     def once(one, is_first):
         nonlocal count

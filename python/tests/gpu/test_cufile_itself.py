@@ -17,7 +17,7 @@ from .fake_driver import library
 CHILD = """
     import ctypes, os, sys
 
-    # What torch does with its CUDA packages: it makes the folder known.
+    # As torch does with its CUDA packages: make the folder known.
     ctypes.CDLL(sys.argv[1])
     sys.path.insert(0, sys.argv[2])
     from gpu.fake_driver import FakeDriver, FakeGpu, library

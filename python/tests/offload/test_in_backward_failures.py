@@ -252,7 +252,7 @@ def test_ctrl_c_anywhere_holds_nothing_for_good(twins: Twins, interrupted: Any) 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_what_an_interrupt_leaves_is_released_although_its_traceback_lives(twins: Twins, interrupted: Any) -> None:
+def test_memory_is_released_after_an_interrupt_although_its_traceback_lives(twins: Twins, interrupted: Any) -> None:
     """A notebook keeps the traceback of Ctrl-C, and with it the frames of the calls."""
     hooks_before = torch._C._autograd._top_saved_tensors_default_hooks(False)
     _, twin, offloading = twins()

@@ -58,7 +58,7 @@ class Calls(nn.Module):
 
 
 class Passes(nn.Module):
-    """Returns its input beside its result."""
+    """Returns its input and its result."""
 
     def __init__(self) -> None:
         super().__init__()

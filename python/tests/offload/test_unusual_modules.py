@@ -259,7 +259,7 @@ def test_a_parameter_on_disk_is_still_a_parameter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shared", ["child", "layer", "parameter"])
-def test_what_is_on_disk_already_is_refused(tmp_path: Path, shared: str) -> None:
+def test_a_module_on_disk_is_refused(tmp_path: Path, shared: str) -> None:
     one, other, x = linears(), linears(), torch.randn(3, WIDTH)
     if shared == "layer":
         other.layers[1] = one.layers[1]

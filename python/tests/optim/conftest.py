@@ -48,7 +48,7 @@ def is_bitwise(*, needs_root: bool) -> bool:
     return fuses and (not needs_root or torchs_sqrt_mode() is not None)
 
 
-def assert_same(ours: torch.Tensor, theirs: torch.Tensor, *, needs_root: bool) -> None:
+def assert_same_bits(ours: torch.Tensor, theirs: torch.Tensor, *, needs_root: bool) -> None:
     """Compare all bits except those of NaNs. If this torch rounds in another way, allow for that."""
     if is_bitwise(needs_root=needs_root):
         differs = (ours.view(torch.int32) != theirs.view(torch.int32)) & ~(ours.isnan() & theirs.isnan())

@@ -47,18 +47,26 @@ def twins(dtype: torch.dtype = torch.float32) -> tuple[Net, Net]:
     return net, copy.deepcopy(net)
 
 
-def train(net: Net, optimizer: Any, steps: range) -> None:
-    dtype = net.last.weight.dtype
+def loss_of(net: Net, step: int) -> torch.Tensor:
+    """Return the loss for the inputs of a step."""
+    torch.manual_seed(step)
+    loss: torch.Tensor = net(torch.randn(4, 3, 6, 6).to(net.last.weight.dtype)).float().square().mean()
+    return loss
+
+
+def train(net: Net, optimizer: Any, steps: range, scheduler: Any = None) -> None:
+    """Take steps. In every third, one parameter has no gradient."""
     for step in steps:
-        torch.manual_seed(step)
         optimizer.zero_grad()
-        net(torch.randn(4, 3, 6, 6).to(dtype)).float().square().mean().backward()
+        loss_of(net, step).backward()  # type: ignore[no-untyped-call]
         if step % 3 == 2:
-            net.lines[2].weight.grad = None  # a parameter that has none this time
+            net.lines[2].weight.grad = None
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
 
 
-def assert_same(one: Net, other: Net) -> None:
+def assert_same_parameters(one: Net, other: Net) -> None:
     for (name, mine), his in zip(one.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(mine, his), name
 

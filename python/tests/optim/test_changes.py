@@ -20,7 +20,7 @@ from torch import nn
 from deepnvme import optim
 from deepnvme.optim._plan import Gathered
 
-from .conftest import assert_same
+from .conftest import assert_same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,7 +156,7 @@ def _change(side: _Side, *, is_in_memory: bool) -> None:
 
 def _compare(mine: _Side, his: _Side, *, needs_root: bool) -> None:
     for one, other in zip(mine.params, his.params, strict=True):
-        assert_same(one.detach().float(), other.detach().float(), needs_root=needs_root)
+        assert_same_bits(one.detach().float(), other.detach().float(), needs_root=needs_root)
 
 
 @pytest.mark.parametrize("is_in_memory", [True, False], ids=["memory", "disk"])
@@ -366,7 +366,7 @@ def test_a_counter_of_several_parameters_counts_each() -> None:
         sides.append((params, optimizer.state[params[0]]["step"].item()))
     assert sides[0][1] == sides[1][1] == 6
     for one, other in zip(sides[0][0], sides[1][0], strict=True):
-        assert_same(one.detach(), other.detach(), needs_root=True)
+        assert_same_bits(one.detach(), other.detach(), needs_root=True)
 
 
 def test_a_gradient_that_is_lazily_negated() -> None:

@@ -16,7 +16,7 @@ import deepnvme
 from deepnvme import optim
 from deepnvme.errors import StepStoppedError
 
-from .nets import MEMORY, Net, assert_same, train, twins
+from .nets import MEMORY, Net, assert_same_parameters, train, twins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,12 +90,12 @@ def test_unreadable_state(tmp_path: Path, swap_gradients: bool) -> None:
     assert 0 < changed < len(before), "it stopped half way"
     mine.step()
     his.step()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
     backward(one, 4)
     backward(other, 4)
     mine.step()
     his.step()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
     assert mine.state_dict()["state"][0]["step"] == his.state_dict()["state"][0]["step"]
 
 
@@ -109,7 +109,7 @@ def test_unwritable_state(tmp_path: Path, swap_gradients: bool) -> None:
     assert caught.value.filename is not None
     mine.step()
     his.step()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 def test_a_disk_that_is_full_at_the_first_step(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_at_the_first_step(tmp_path: Path) -> None:
         mine.step()
     mine.step()
     his.step()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 @pytest.mark.parametrize("swap_gradients", [False, True])
@@ -189,7 +189,7 @@ def test_a_state_dict_replaces_a_stopped_step(tmp_path: Path) -> None:
     mine.load_state_dict(copy.deepcopy(saved))
     mine.step()
     his.step()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 def test_in_memory_too() -> None:
@@ -207,4 +207,4 @@ def test_in_memory_too() -> None:
     mine.param_groups[1]["betas"] = (0.9, 0.999)
     mine.step()
     his.step()
-    assert_same(one, other)
+    assert_same_parameters(one, other)

@@ -15,7 +15,7 @@ from deepnvme import optim
 from deepnvme._swap import Swapper
 from deepnvme.errors import Error, UnsupportedError
 
-from .nets import KINDS, MEMORY, Net, assert_same, groups, train, twins
+from .nets import KINDS, MEMORY, Net, assert_same_parameters, groups, train, twins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ def test_the_same_bits(tmp_path: Path, kind: Any, settings: dict[str, Any], dtyp
     one, mine, other, his = pair(tmp_path, kind, settings, dtype)
     train(one, mine, range(6))
     train(other, his, range(6))
-    assert_same(one, other)
+    assert_same_parameters(one, other)
     assert all(param.grad is None for param in one.parameters()), "a step has used them"
     stats = mine.swap_stats()
     assert stats.resident_bytes_peak <= MEMORY
@@ -53,7 +53,7 @@ def test_accumulation(tmp_path: Path, dtype: torch.dtype) -> None:
                 net(image(10 * step + micro).to(dtype)).float().square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 def test_no_gradient_stays_in_memory(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_grad_scaler(tmp_path: Path, unscales: bool) -> None:
             scaler.update()
             optimizer.zero_grad()
         assert scalers[0].get_scale() == scalers[1].get_scale()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
     assert scalers[0].get_scale() == 512.0
     assert not all(torch.equal(was, param) for was, param in zip(before, one.parameters(), strict=True))
 
@@ -146,7 +146,7 @@ def test_a_gradient_of_ones_own(tmp_path: Path) -> None:
         net(image(3)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 def test_parameters_added_later(tmp_path: Path) -> None:
@@ -160,7 +160,7 @@ def test_parameters_added_later(tmp_path: Path) -> None:
         net.zero_grad()
         optimizer.add_param_group({"params": [*net.first.parameters(), *net.last.parameters()], "lr": 1e-2})
         train(net, optimizer, range(2, 4))
-    assert_same(one, other)
+    assert_same_parameters(one, other)
     one(image(1)).square().mean().backward()
     assert one.first.weight.grad is not None
     assert "on disk" in repr(one.first.weight.grad)
@@ -176,7 +176,7 @@ def test_settings_that_change_meanwhile(tmp_path: Path) -> None:
         optimizer.param_groups[0]["amsgrad"] = True
         optimizer.step()
         train(net, optimizer, range(5, 7))
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 def test_parameters_gradients_and_state_on_disk(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_a_partially_accumulated_gradient_is_refused(tmp_path: Path, monkeypatch
     mine.zero_grad()
     train(one, mine, range(3))
     train(other, his, range(3))
-    assert_same(one, other)
+    assert_same_parameters(one, other)
 
 
 def test_refusals(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from deepnvme import optim
 
-from .nets import KINDS, MEMORY, assert_same, train, twins
+from .nets import KINDS, MEMORY, assert_same_parameters, train, twins
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ def test_on_disk_as_in_memory(
     his = kind(other.parameters(), **settings, moments=moments)
     train(one, mine, range(6))
     train(other, his, range(6))
-    assert_same(one, other)
+    assert_same_parameters(one, other)
     assert mine.swap_stats().resident_bytes_peak <= MEMORY // 4
     ours, theirs = mine.state_dict(), his.state_dict()
     for index, state in theirs["state"].items():

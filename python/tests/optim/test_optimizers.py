@@ -13,7 +13,8 @@ from torch import nn
 import deepnvme
 from deepnvme import optim
 
-from .conftest import assert_same
+from .conftest import assert_same_bits
+from .nets import Net, groups, loss_of, train, twins
 
 _PAIRS: list[tuple[Any, Any, dict[str, Any], bool]] = [
     (optim.AdamW, torch.optim.AdamW, {"lr": 3e-3, "amsgrad": True}, True),
@@ -26,118 +27,76 @@ _PAIRS: list[tuple[Any, Any, dict[str, Any], bool]] = [
 _pairs = pytest.mark.parametrize(("ours", "theirs", "settings", "needs_root"), _PAIRS)
 
 
-class Net(nn.Module):
-    """Layers of several shapes, one non-contiguous, and one unused."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.image = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-        self.line = nn.Linear(8, 5)
-        self.unused = nn.Linear(2, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return five numbers for each image."""
-        out: torch.Tensor = self.line(torch.relu(self.image(x)).mean((2, 3)))
-        return out
-
-
-def _nets() -> tuple[Net, Net]:
-    torch.manual_seed(1)
-    net = Net()
-    return net, copy.deepcopy(net)
-
-
-def _groups(net: Net) -> list[dict[str, Any]]:
-    return [
-        {"params": net.image.parameters()},
-        {"params": [*net.line.parameters(), *net.unused.parameters()], "lr": 0.01},
-    ]
-
-
-def _loss(net: Net, step: int) -> torch.Tensor:
-    torch.manual_seed(step)
-    loss: torch.Tensor = net(torch.randn(4, 3, 6, 6)).pow(2).mean() * 10
-    return loss
-
-
-def _run(net: Net, optimizer: Any, steps: range, scheduler: Any = None) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        _loss(net, step).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-
-
 def _assert_alike(one: Net, other: Net, *, needs_root: bool) -> None:
     for mine, his in zip(one.parameters(), other.parameters(), strict=True):
-        assert_same(mine.detach(), his.detach(), needs_root=needs_root)
+        assert_same_bits(mine.detach(), his.detach(), needs_root=needs_root)
 
 
 @_pairs
 def test_many_steps_with_groups_and_a_schedule(ours: Any, theirs: Any, settings: Any, needs_root: bool) -> None:
-    one, other = _nets()
-    mine, his = ours(_groups(one), **settings), theirs(_groups(other), foreach=False, **settings)
+    one, other = twins()
+    mine, his = ours(groups(one), **settings), theirs(groups(other), foreach=False, **settings)
     for net, optimizer in ((one, mine), (other, his)):
         scheduler = torch.optim.lr_scheduler.OneCycleLR(
             optimizer, [0.02, 0.01], total_steps=100, cycle_momentum=False, anneal_strategy="cos"
         )
-        _run(net, optimizer, range(80), scheduler)
+        train(net, optimizer, range(80), scheduler)
     _assert_alike(one, other, needs_root=needs_root)
     assert isinstance(mine, theirs)
 
 
 @_pairs
 def test_training_goes_on_in_the_other(ours: Any, theirs: Any, settings: Any, needs_root: bool) -> None:
-    one, other = _nets()
-    mine, his = ours(_groups(one), **settings), theirs(_groups(other), foreach=False, **settings)
-    _run(one, mine, range(5))
-    _run(other, his, range(5))
+    one, other = twins()
+    mine, his = ours(groups(one), **settings), theirs(groups(other), foreach=False, **settings)
+    train(one, mine, range(5))
+    train(other, his, range(5))
     # Each loads the other's state, through a pickle as in files.
-    new_mine = ours(_groups(one), **settings)
-    new_his = theirs(_groups(other), foreach=False, **settings)
+    new_mine = ours(groups(one), **settings)
+    new_his = theirs(groups(other), foreach=False, **settings)
     new_mine.load_state_dict(pickle.loads(pickle.dumps(his.state_dict())))
     new_his.load_state_dict(pickle.loads(pickle.dumps(mine.state_dict())))
     new_his.param_groups[0]["foreach"] = new_his.param_groups[1]["foreach"] = False
-    _run(one, new_mine, range(5, 10))
-    _run(other, new_his, range(5, 10))
+    train(one, new_mine, range(5, 10))
+    train(other, new_his, range(5, 10))
     _assert_alike(one, other, needs_root=needs_root)
 
 
 def test_a_grad_scaler_skips_infinite_gradients() -> None:
-    one, other = _nets()
+    one, other = twins()
     mine, his = optim.AdamW(one.parameters()), torch.optim.AdamW(other.parameters(), foreach=False)
     for net, optimizer in ((one, mine), (other, his)):
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3)
         for step in range(12):
             optimizer.zero_grad()
-            loss = scaler.scale(_loss(net, step))
+            loss = scaler.scale(loss_of(net, step))
             loss.backward()  # type: ignore[no-untyped-call]
             if step in (4, 5):
-                assert net.line.weight.grad is not None
-                net.line.weight.grad[0, 0] = float("inf")
+                assert net.last.weight.grad is not None
+                net.last.weight.grad[0, 0] = float("inf")
             scaler.step(optimizer)
             scaler.update()
+        # Grown once, halved twice, grown twice.
         assert scaler.get_scale() == 256.0 * 2 / 4 * 4
-    assert mine.state[one.line.weight]["step"] == 10
+    assert mine.state[one.last.weight]["step"] == 10
     _assert_alike(one, other, needs_root=True)
 
 
 def test_closures_and_clipping() -> None:
-    one, other = _nets()
+    one, other = twins()
     mine = optim.AdamW(one.parameters(), max_norm=0.1)
     his = torch.optim.AdamW(other.parameters(), foreach=False)
     for step in range(10):
 
         def closure(step: int = step) -> torch.Tensor:
             mine.zero_grad()
-            loss = _loss(one, step)
+            loss = loss_of(one, step)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
         loss = mine.step(closure)
         his.zero_grad()
-        theirs = _loss(other, step)
+        theirs = loss_of(other, step)
         theirs.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(other.parameters(), 0.1)
         his.step()
@@ -164,7 +123,7 @@ def test_short_parameters_have_master_weights(stochastic: bool) -> None:
             again = optim.AdamW([short], stochastic_rounding=stochastic, seed=4)
             again.load_state_dict(pickle.loads(pickle.dumps(mine.state_dict())))
             mine = again
-    assert_same(mine.state[short]["master"], master.detach(), needs_root=True)
+    assert_same_bits(mine.state[short]["master"], master.detach(), needs_root=True)
     assert mine.state[short]["exp_avg"].dtype == torch.float32
     away = (short.detach().float() - master.detach()).abs() / master.detach().abs()
     assert away.max() < (2.0**-7 if stochastic else 2.0**-8) * 1.01
@@ -172,26 +131,26 @@ def test_short_parameters_have_master_weights(stochastic: bool) -> None:
 
 
 def test_lion_goes_down_and_can_be_saved() -> None:
-    net, _ = _nets()
-    lion = optim.Lion(_groups(net), lr=1e-3, weight_decay=0.1)
-    before = _loss(net, 0).item()
-    _run(net, lion, range(50))
-    assert _loss(net, 0).item() < before / 2
-    assert set(lion.state[net.line.weight]) == {"step", "exp_avg"}
-    again = optim.Lion(_groups(net), lr=1.0)
+    net, _ = twins()
+    lion = optim.Lion(groups(net), lr=1e-3, weight_decay=0.1)
+    before = loss_of(net, 0).item()
+    train(net, lion, range(50))
+    assert loss_of(net, 0).item() < before / 2
+    assert set(lion.state[net.last.weight]) == {"step", "exp_avg"}
+    again = optim.Lion(groups(net), lr=1.0)
     again.load_state_dict(lion.state_dict())
-    assert again.param_groups[1]["lr"] == 0.01
+    assert again.param_groups[1]["lr"] == 2e-3
     with pytest.raises(ValueError, match="betas are"):
         optim.Lion(net.parameters(), betas=(1.0, 0.9))
 
 
 def test_an_optimizer_is_copied_and_pickled_with_its_state() -> None:
-    net, _ = _nets()
+    net, _ = twins()
     optimizer = optim.AdamW(net.parameters(), max_norm=1.0, threads=1)
-    _run(net, optimizer, range(3))
+    train(net, optimizer, range(3))
     other, again = pickle.loads(pickle.dumps((net, optimizer)))
-    _run(net, optimizer, range(3, 6))
-    _run(other, again, range(3, 6))
+    train(net, optimizer, range(3, 6))
+    train(other, again, range(3, 6))
     _assert_alike(net, other, needs_root=True)
 
 
@@ -222,7 +181,6 @@ def test_refused_arguments() -> None:
     (optim.Lion, {"moments": "bf16", "stochastic_rounding": True}),
 ])  # fmt: skip
 def test_noise_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) -> None:
-    """It differs from step to step, also without step counts."""
     weights = [torch.randn(300, generator=torch.Generator().manual_seed(seed)).bfloat16() for seed in range(3)]
 
     def run(params: list[nn.Parameter], optimizer: torch.optim.Optimizer, steps: range) -> None:
@@ -242,7 +200,10 @@ def test_noise_is_the_same_after_a_restart(kind: Any, settings: dict[str, Any]) 
     run(half, second, range(3, 6))
     for one, other in zip(whole, half, strict=True):
         assert torch.equal(one, other)
-    # The same gradient is rounded differently the next time.
+
+
+def test_noise_differs_from_step_to_step() -> None:
+    """The same gradient is rounded differently the next time, also without step counts."""
     still = nn.Parameter(torch.ones(4000).bfloat16())
     optimizer = optim.SGD([still], lr=1e-3, stochastic_rounding=True)
     seen = []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from .conftest import assert_same
+from .conftest import assert_same_bits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,9 +95,9 @@ def test_the_same_bits_as_torch(kernel: Kernel, case: Case) -> None:
         optimizer.step()
         kernel.step(case.algorithm, case.settings, list(_parts(ours, grads, moments)), step=step)
     for param, mine, kept in zip(theirs, ours, moments, strict=True):
-        assert_same(mine, param.detach(), needs_root=case.needs_root)
+        assert_same_bits(mine, param.detach(), needs_root=case.needs_root)
         for name, moment in zip(case.moments, kept, strict=True):
-            assert_same(moment, optimizer.state[param][name], needs_root=case.needs_root)
+            assert_same_bits(moment, optimizer.state[param][name], needs_root=case.needs_root)
 
 
 def _parts(weights: list[torch.Tensor], grads: list[torch.Tensor], moments: list[list[torch.Tensor]]) -> Any:
@@ -159,8 +159,8 @@ def test_special_values_and_extreme_settings(kernel: Kernel, case: Case) -> None
         optimizer.step()
         for name, moment in zip(case.moments, moments, strict=True):
             # `seed` is shown by the assertion of a failure.
-            assert_same(moment, optimizer.state[theirs][name], needs_root=case.needs_root)
-        assert_same(ours, theirs.detach(), needs_root=case.needs_root)
+            assert_same_bits(moment, optimizer.state[theirs][name], needs_root=case.needs_root)
+        assert_same_bits(ours, theirs.detach(), needs_root=case.needs_root)
 
 
 @pytest.mark.parametrize("beta", _BETAS)
@@ -173,8 +173,8 @@ def test_special_values_of_lion(kernel: Kernel, beta: float) -> None:
         kernel.step("lion", {"lr": 0.1, "beta1": beta, "beta2": beta}, [(ours, grad, [mean], None, 0)], step=step)
         theirs.add_(their_mean.lerp(grad, 1 - beta).sign(), alpha=-0.1)
         their_mean.lerp_(grad, 1 - beta)
-        assert_same(mean, their_mean, needs_root=False)
-        assert_same(ours, theirs, needs_root=False)
+        assert_same_bits(mean, their_mean, needs_root=False)
+        assert_same_bits(ours, theirs, needs_root=False)
 
 
 @pytest.mark.parametrize("size", [1, 7, 15, 17, 31, 47])
@@ -189,7 +189,7 @@ def test_only_the_sign_of_a_zero_depends_on_the_length(kernel: Kernel, size: int
         # As for every other length.
         assert bool(moments[0].signbit().all()) == (step == 1 or bool(step % 2))
     assert torch.equal(moments[0], optimizer.state[theirs]["exp_avg"])
-    assert_same(ours, theirs.detach(), needs_root=True)
+    assert_same_bits(ours, theirs.detach(), needs_root=True)
 
 
 @pytest.mark.parametrize("maximize", [False, True])
@@ -207,8 +207,8 @@ def test_lion_is_its_three_lines_of_torch(kernel: Kernel, maximize: bool) -> Non
         theirs.mul_(1 - lr * decay)
         theirs.add_(their_mean.lerp(grad, 1 - beta1).sign(), alpha=-lr)
         their_mean.lerp_(grad, 1 - beta2)
-    assert_same(ours, theirs, needs_root=False)
-    assert_same(mean, their_mean, needs_root=False)
+    assert_same_bits(ours, theirs, needs_root=False)
+    assert_same_bits(mean, their_mean, needs_root=False)
 
 
 def test_a_tensor_that_torch_gives_to_several_threads(kernel: Kernel) -> None:
@@ -224,7 +224,7 @@ def test_a_tensor_that_torch_gives_to_several_threads(kernel: Kernel) -> None:
             optimizer.step()
     finally:
         torch.set_num_threads(1)
-    assert_same(ours, theirs.detach(), needs_root=True)
+    assert_same_bits(ours, theirs.detach(), needs_root=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -240,7 +240,7 @@ def test_short_parameters_are_rounded_master_weights(kernel: Kernel, dtype: torc
         optimizer.step()
         kernel.step("adamw", {}, [(ours, grad, moments, param, 0)], step=step)
         assert torch.equal(param, ours.to(dtype))
-    assert_same(ours, master.detach(), needs_root=True)
+    assert_same_bits(ours, master.detach(), needs_root=True)
 
 
 def test_unscaling_and_clipping_are_torchs(kernel: Kernel) -> None:
@@ -264,7 +264,7 @@ def test_unscaling_and_clipping_are_torchs(kernel: Kernel) -> None:
         # torch's own coefficient, so that the rest is compared bit for bit.
         clip = torch.clamp(most / (norm + 1e-6), max=1.0).item()
         kernel.step("adamw", {}, [(ours, grad, moments, None, 0)], step=step, unscale=1 / scale, clip=clip)
-    assert_same(ours, theirs.detach(), needs_root=True)
+    assert_same_bits(ours, theirs.detach(), needs_root=True)
 
 
 def test_against_the_build_of_torch_for_avx2() -> None:

@@ -45,7 +45,7 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path, is_on_disk: b
 
 
 @pytest.mark.parametrize("kind", [TimeoutError, InterruptedError, LookupError])
-def test_what_a_handler_raises_comes_out_of_step(kind: type[Exception]) -> None:
+def test_an_error_of_a_handler_comes_out_of_step(kind: type[Exception]) -> None:
     optimizer = optim.AdamW([torch.nn.Parameter(torch.randn(64)) for _ in range(30)])
     for param in optimizer.param_groups[0]["params"]:
         param.grad = torch.ones_like(param)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-# What a load takes on top of `memory`, and with verify="full" for each thread that compares. docs/explanation/
+# Memory of a load on top of `memory`, and with verify="full" for each thread that compares. docs/explanation/
 # memory-models.md has these numbers.
 EXTRA, FULL_PER_THREAD = 64 << 20, 32 << 20
 
@@ -37,7 +37,7 @@ def stepped(param, memory, **options):
     param.grad = None
     return made_
 
-# What the first use of an engine takes.
+# Memory of the first use of an engine.
 small = torch.nn.Parameter(torch.zeros(1000))
 with_engine = stepped(small, "1MB")
 with_engine.save_state("small")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 SHELL = ("bash", "sh", "console")
 LANGUAGES = ("python", "json", "toml", *SHELL)
-# What a program prints. `scripts/reference.py --check` compares the help of the commands.
+# The output of a program. `scripts/reference.py --check` compares the help of the commands.
 OUTPUT = "text"
 SECONDS_MAX = 200
 # Commands that do not run here, and the reason.

@@ -1,4 +1,4 @@
-"""Public objects have docstrings, and the examples in all docstrings of the package run."""
+"""The examples in all docstrings of the package run. `test_reference.py` says that public objects have docstrings."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from deepnvme import _deepnvme
 torch = pytest.importorskip("torch")
 
 # Examples that cannot run everywhere: what they need. DeepSpeed is changed for the whole process by its example.
-NEEDS = {"deepnvme.deepspeed.gds.gds_handle": "a GPU", "deepnvme.deepspeed._install.install": "a process of its own"}
+NEEDS = {"deepnvme.deepspeed.gds.gds_handle": "a GPU", "deepnvme.deepspeed.install": "a process of its own"}
 
 
 def documented() -> Iterator[tuple[str, Any]]:
-    """Everything that the package shows, and what belongs to it."""
+    """Yield the public objects and their members."""
     yield "deepnvme", deepnvme
     for name in deepnvme.__all__:
         thing = getattr(deepnvme, name)
@@ -43,7 +43,7 @@ def members(name: str, thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def modules() -> Iterator[ModuleType]:
-    """Every module of the package that can be imported here."""
+    """Yield every module of the package that can be imported here."""
     yield deepnvme
     for found in pkgutil.walk_packages(deepnvme.__path__, "deepnvme."):
         if found.name != "deepnvme.__main__":
@@ -54,7 +54,7 @@ def modules() -> Iterator[ModuleType]:
 
 
 def examples() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every docstring of the package, with the names of its module, unless that is the public one."""
+    """Yield every docstring of the package, with the names of its module, unless that is the public one."""
     for module in modules():
         scope = {} if module is deepnvme else vars(module)
         yield module.__name__, module.__doc__ or "", scope
@@ -66,13 +66,7 @@ def examples() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 DOCUMENTED = dict(documented())
 EXAMPLES = {name: (text, names) for name, text, names in examples() if ">>>" in text}
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_everything_is_documented(name: str) -> None:
-    text = inspect.getdoc(DOCUMENTED[name])
-    assert text
-    assert text.partition("\n\n")[0].rstrip().endswith("."), "the first sentence is whole"
+assert NEEDS.keys() <= EXAMPLES.keys(), "an example that is skipped does not exist"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
-STANDIN = Path(__file__).with_name("fake_driver")
+# A package that no registry offers as a wheel.
+STUBS = Path(__file__).with_name("stubs")
+assert STUBS.is_dir(), STUBS
 # A server starts slowly on a busy machine.
 LIMIT_S = 600
 
@@ -23,7 +25,7 @@ def settings() -> dict[str, str]:
     return {
         "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(STANDIN),
+        "PYTHONPATH": str(STUBS),
         "SGLANG_USE_CPU_ENGINE": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_NO_USAGE_STATS": "1",

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# `unnamed` lists the files without names in the folder that running processes have open.
+# `open_sizes` lists the sizes of the files in the folder that running processes have open, also of unnamed ones.
 GENERATE = """
     import glob, os
     import sglang
 
-    def unnamed():
+    def open_sizes():
         # A process has a file open once for direct I/O and once without.
         seen = set()
         for link in glob.glob("/proc/[0-9]*/fd/*"):
@@ -43,7 +43,7 @@ GENERATE = """
             wanted = {{"max_new_tokens": 12, "temperature": 0, "ignore_eos": True}}
             made = engine.generate(input_ids=prompt, sampling_params=wanted, return_logprob=True)
             found.append([made["output_ids"], [step[0] for step in made["meta_info"]["output_token_logprobs"]]])
-        answer([found, unnamed()])
+        answer([found, open_sizes()])
         engine.shutdown()
 """
 

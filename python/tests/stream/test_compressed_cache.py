@@ -39,11 +39,11 @@ def expected(folder: Path) -> torch.Tensor:
 
 
 def logits(model: Any) -> torch.Tensor:
-    made: torch.Tensor = model(torch.arange(0, 1000, 97)[None]).logits
-    return made
+    output: torch.Tensor = model(torch.arange(0, 1000, 97)[None]).logits
+    return output
 
 
-def opened(folder: Path, share: float, dtype: torch.dtype = torch.float32) -> Any:
+def open_model(folder: Path, share: float, dtype: torch.dtype = torch.float32) -> Any:
     """Open the model with memory for a fraction of its float32 size."""
     stored = (folder / "model.safetensors").stat().st_size
     return deepnvme.stream(folder, memory=int(2 * stored * share), dtype=dtype)
@@ -57,29 +57,28 @@ def layer_bytes(model: Any) -> int:
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7, 0.9, 1.2])
-def test_results_and_memory_with_any_share_of_it(folder: Path, expected: torch.Tensor, share: float) -> None:
-    model = opened(folder, share)
+def test_the_limit_holds_for_any_memory(folder: Path, expected: torch.Tensor, share: float) -> None:
+    model = open_model(folder, share)
     streaming = model.streaming
     for _ in range(3):
         assert torch.equal(logits(model), expected)
-    assert streaming.layer_cache.compressed_cache_bytes == streaming.compressed_cache_bytes
     used = streaming.layer_cache.memory_bytes + streaming.compressed_cache_bytes + streaming.resident_bytes
     assert used <= streaming.memory_bytes
     if share > 1:
-        assert streaming.compressed_cache_bytes == 0, "all of it is there as it is computed with"
+        assert streaming.compressed_cache_bytes == 0, "with memory for all, nothing is cached in compressed form"
     streaming.close()
 
 
 def test_with_memory_for_all_disk_bytes_nothing_is_read_again(folder: Path, expected: torch.Tensor) -> None:
     for share in (0.75, 0.9):
-        model = opened(folder, share)
+        model = open_model(folder, share)
         assert torch.equal(logits(model), expected)
         logits(model)
         assert layer_bytes(model) == 0
         assert torch.equal(logits(model), expected)
         converted = model.streaming.counters()["converting_s"]
         benchmark.fetch_all(model.streaming)
-        assert model.streaming.counters()["converting_s"] > converted, "some come as they are on disk still"
+        assert model.streaming.counters()["converting_s"] > converted, "some groups are still decoded"
         model.streaming.close()
 
 
@@ -87,7 +86,7 @@ def test_a_cached_byte_saves_a_byte_of_reading(folder: Path) -> None:
     read: dict[float, float] = {}
     # Fractions with the same partition into groups.
     for share in (0.4, 0.45, 0.5):
-        model = opened(folder, share)
+        model = open_model(folder, share)
         logits(model)
         benchmark.fetch_all(model.streaming)
         # Prefetching for the next round makes a difference.
@@ -99,14 +98,14 @@ def test_a_cached_byte_saves_a_byte_of_reading(folder: Path) -> None:
     assert all(0.75 * more < each < 1.25 * more for each in spared), (read, more)
 
 
-def test_weights_that_are_computed_with_as_they_are_have_none(folder: Path) -> None:
-    model = opened(folder, 0.2, torch.bfloat16)
+def test_unconverted_weights_are_not_cached(folder: Path) -> None:
+    model = open_model(folder, 0.2, torch.bfloat16)
     logits(model)
     assert model.streaming.compressed_cache_bytes == 0
     model.streaming.close()
 
 
-def test_a_wider_file_than_memory_has_none(tmp_path: Path) -> None:
+def test_weights_that_shrink_in_memory_are_not_cached(tmp_path: Path) -> None:
     from small_llama import small_llama
 
     small_llama(vocab_size=1000).float().save_pretrained(tmp_path)
@@ -136,9 +135,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-def test_it_is_given_back(folder: Path) -> None:
+def test_close_frees_the_cache(folder: Path) -> None:
     def once() -> int:
-        model = opened(folder, 0.5)
+        model = open_model(folder, 0.5)
         logits(model)
         size = model.streaming.compressed_cache_bytes
         model.streaming.close()

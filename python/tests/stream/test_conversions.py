@@ -29,7 +29,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("memory", ["6MB", "40MB"])
-def test_a_cast_model_computes_what_it_computes_in_memory(folder: Path, dtype: torch.dtype, memory: str) -> None:
+def test_a_cast_model_computes_the_same_as_in_memory(folder: Path, dtype: torch.dtype, memory: str) -> None:
     expected = logits(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval())
     model = deepnvme.stream(folder, memory=memory, dtype=dtype)
     assert model.dtype == dtype
@@ -40,7 +40,7 @@ def test_a_cast_model_computes_what_it_computes_in_memory(folder: Path, dtype: t
     model.streaming.close()
 
 
-def test_budgets_count_what_is_in_memory(folder: Path) -> None:
+def test_budgets_count_bytes_in_memory(folder: Path) -> None:
     short, wide = (deepnvme.stream(folder, memory="40MB", dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     assert wide.streaming.model_bytes == 2 * short.streaming.model_bytes
     for model in (short, wide):

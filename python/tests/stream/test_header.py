@@ -23,7 +23,7 @@ def blocks() -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
 
 
-def exchanged(path: Path) -> None:
+def swap_names(path: Path) -> None:
     """Swap the names of two tensors of the same shape. Length and data of the file stay the same."""
     first, second, free = b'"0.weight":', b'"1.weight":', b'"?.weight":'
     content = path.read_bytes()
@@ -32,13 +32,13 @@ def exchanged(path: Path) -> None:
 
 
 @pytest.mark.parametrize("is_set", [False, True])
-def test_exchanged_names_are_noticed(tmp_path: Path, is_set: bool, capfd: pytest.CaptureFixture[str]) -> None:
+def test_swapped_names_are_noticed(tmp_path: Path, is_set: bool, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.safetensors"
     torch.manual_seed(1)
     options: dict[str, Any] = {"max_shard_bytes": 40_000} if is_set else {}
     deepnvme.save(blocks().state_dict(), path, **options)
     changed = next(file for file in sorted(tmp_path.glob("*.safetensors")) if b'"1.weight":' in file.read_bytes())
-    exchanged(changed)
+    swap_names(changed)
 
     def stream() -> None:
         deepnvme.stream(blocks(), weights=tmp_path, memory=100_000)

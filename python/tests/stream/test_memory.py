@@ -49,7 +49,7 @@ deepnvme.default_engine()
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
 before = status("VmHWM")
-# What is asked for and never touched counts as well, as thread stacks, and what products lay out on some CPUs.
+# Memory that is requested and never touched counts as well: thread stacks, and buffers of products on some CPUs.
 limit = status("VmData") + memory + {CONSTANT} + {BUFFERS} + (64 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 model = deepnvme.stream(folder, memory=memory, **options)

@@ -95,7 +95,7 @@ def test_a_large_unit_and_small_ones(memory: int, slots: int) -> None:
     class_of, classes = share_large_slot(memory, *classified, None, allocate_slots(memory, fitted, kept, None))
     assert class_of == [1] * 12 + [0]
     assert [each.slots for each in classes] == [1, slots]
-    assert classes[1].shares_memory == (memory < 1_400_000), "two small tensors have their own memory beside it"
+    assert classes[1].shares_memory == (memory < 1_400_000), "two small tensors have memory of their own"
     assert classes[1].prefetch > 0, "something can come while another is in use"
 
 
@@ -146,7 +146,7 @@ def test_slots_leave_room_for_compressed_weights(
     if passing < slots < memory:
         assert slots + needed <= memory + 2
     if slots == passing:
-        assert memory <= slots + stored + 1, "none can stay beside what is stored of all"
+        assert memory <= slots + stored + 1, "all stored bytes leave no room for decoded ones"
 
 
 @given(

@@ -105,7 +105,7 @@ MEMORY = ["60kB", "100kB", "10MB"]
 @pytest.mark.parametrize("memory", MEMORY)
 @pytest.mark.parametrize("layer", [Cache, Mean, Normed])
 @pytest.mark.parametrize("inference", [torch.no_grad, torch.inference_mode, torch.enable_grad])
-def test_buffers_keep_what_their_module_writes(
+def test_buffers_keep_values_that_their_module_writes(
     tmp_path: Path, memory: str, layer: Callable[[], nn.Module], inference: Callable[[], Any]
 ) -> None:
     torch.manual_seed(0)

@@ -53,7 +53,7 @@ def made(**options):
     return language_model.Training(model, optimizer, 20)
 
 def assert_all_is_well(before):
-    # What failed goes; a new one works in the same folder, beside the failed one and after it.
+    # The failed one goes; a new one works in the same folder, during its life and after it.
     descriptors = before
     failing_calls.occupy(descriptors)
     mine, his = made(), language_model.Model()

@@ -303,7 +303,7 @@ impl Drop for Over<'_> {
 }
 
 #[test]
-fn a_reader_beside_a_writer_always_sees_a_checkpoint() {
+fn a_reader_always_sees_a_checkpoint_while_another_process_writes() {
     let folder = tempfile::tempdir().unwrap();
     let writer = History::new(folder.path().into(), Some(1), false);
     writer.claim(&holder(), true).unwrap();

@@ -42,7 +42,7 @@ impl Save {
             // Threads that wait for a disk need no core each.
             THREADS_MAX.min(early).max(1)
         } else if matches!(file.direct(), DirectState::Direct { .. }) {
-            work_queue::thread_count_beside_engine(early)
+            work_queue::thread_count_with_engine(early)
         } else {
             work_queue::thread_count(early)
         };

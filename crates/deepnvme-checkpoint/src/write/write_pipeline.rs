@@ -26,7 +26,7 @@ const IN_FLIGHT: usize = 6;
 /// Slots per thread, within [`POOL_BYTES_MAX`].
 const SLOTS_PER_THREAD: usize = 2 * IN_FLIGHT;
 /// Maximum memory of a save without a [`Staging`].
-// With direct I/O, `thread_count_beside_engine` uses half of the threads.
+// With direct I/O, `thread_count_with_engine` uses half of the threads.
 pub const POOL_BYTES_MAX: u64 = (THREADS_MAX / 2 * SLOTS_PER_THREAD) as u64 * PIECE_BYTES;
 const SLOTS_MAX: usize = (POOL_BYTES_MAX / PIECE_BYTES) as usize;
 /// How often a thread that waits for a slot polls.
@@ -47,7 +47,7 @@ impl Staging {
     /// # Errors
     /// `Io` if the memory cannot be allocated.
     pub fn new(bytes: u64) -> Result<Self> {
-        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(work_queue::thread_count_beside_engine(usize::MAX) * 2);
+        let slots = (bytes.div_ceil(PIECE_BYTES) as usize).max(work_queue::thread_count_with_engine(usize::MAX) * 2);
         Ok(Self { pool: pool(slots)?, registration: Arc::default() })
     }
 

@@ -119,7 +119,7 @@ impl SimdTask for Decode<'_> {
     type Output = Option<()>;
 
     #[inline(always)]
-    fn run<L: GroupCodec>(self, simd: L) -> Option<()> {
+    fn run<C: GroupCodec>(self, codec: C) -> Option<()> {
         let Self { block, scratch: Scratch { from, to }, out } = self;
         let BlockHeader { float, elements, .. } = block.header;
         let mut planes = block.planes;
@@ -130,7 +130,7 @@ impl SimdTask for Decode<'_> {
             planes = others;
             let symbols = ensure_len(to, layer.elements.next_multiple_of(GROUP) + WINDOW);
             let mut next = EscapeReader { bytes: from.get(..layer.escaped + WINDOW)?, taken: 0 };
-            expand(simd, layer, own, &mut next, symbols)?;
+            expand(codec, layer, own, &mut next, symbols)?;
             next.finish()?;
             std::mem::swap(from, to);
         }
@@ -140,8 +140,8 @@ impl SimdTask for Decode<'_> {
         let steps = out.chunks_mut(STEP * float.bytes()).zip(planes.chunks(STEP / GROUP * PLANES_BYTES));
         for (index, (out, planes)) in steps.enumerate() {
             let step = Layer { elements: out.len() / float.bytes(), ..first };
-            expand(simd, &step, planes, &mut next, &mut exponents)?;
-            assemble(simd, float, (&exponents[..step.elements], block.sign_mantissa), (index * STEP, elements), out);
+            expand(codec, &step, planes, &mut next, &mut exponents)?;
+            assemble(codec, float, (&exponents[..step.elements], block.sign_mantissa), (index * STEP, elements), out);
         }
         next.finish()
     }
@@ -165,7 +165,7 @@ impl EscapeReader<'_> {
 /// padding of the last group is not zero. [`EscapeReader::finish`] finds a last group that takes too many.
 #[inline(always)]
 fn expand(
-    simd: impl GroupCodec,
+    codec: impl GroupCodec,
     layer: &Layer,
     planes: &[u8],
     next: &mut EscapeReader<'_>,
@@ -175,7 +175,7 @@ fn expand(
     for (planes, out) in planes.as_chunks::<PLANES_BYTES>().0.iter().zip(out.as_chunks_mut::<GROUP>().0) {
         let (low, high) = (word(planes, 0), word(planes, 8));
         let window = next.bytes.get(next.taken..)?.first_chunk()?;
-        simd.expand(low, high, layer.symbols, window, out);
+        codec.expand(low, high, layer.symbols, window, out);
         next.taken += (low & high).count_ones() as usize;
         last = low | high;
     }

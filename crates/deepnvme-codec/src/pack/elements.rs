@@ -48,7 +48,7 @@ pub(super) fn extract_exponents(float: Float, bytes: &[u8], exponents: &mut [u8]
 
 /// Writes the signs and mantissas of all elements: [`sign_mantissa_bytes`] bytes.
 #[inline(always)]
-pub(super) fn extract_sign_mantissa(simd: impl GroupCodec, float: Float, bytes: &[u8], others: &mut [u8]) {
+pub(super) fn extract_sign_mantissa(codec: impl GroupCodec, float: Float, bytes: &[u8], others: &mut [u8]) {
     let elements = bytes.len() / float.bytes();
     match float {
         Float::Bf16 => {
@@ -67,8 +67,8 @@ pub(super) fn extract_sign_mantissa(simd: impl GroupCodec, float: Float, bytes: 
                 for (element, (pair, sign)) in group.iter().zip(pairs.iter_mut().zip(&mut signs)) {
                     (*pair, *sign) = (element[1] & 3, element[1] >> 7);
                 }
-                let (eighth, ninth) = simd.compress(&pairs, [0, 1, 2], &mut unused);
-                let (sign, _) = simd.compress(&signs, [0, 1, 2], &mut unused);
+                let (eighth, ninth) = codec.compress(&pairs, [0, 1, 2], &mut unused);
+                let (sign, _) = codec.compress(&signs, [0, 1, 2], &mut unused);
                 words[..8].copy_from_slice(&eighth.to_le_bytes());
                 words[8..16].copy_from_slice(&ninth.to_le_bytes());
                 words[16..].copy_from_slice(&sign.to_le_bytes());
@@ -89,7 +89,7 @@ pub(super) fn extract_sign_mantissa(simd: impl GroupCodec, float: Float, bytes: 
 /// `elements` is the number of elements of the block, and `others` has the signs and mantissas of all.
 #[inline(always)]
 pub(super) fn assemble(
-    simd: impl GroupCodec,
+    codec: impl GroupCodec,
     float: Float,
     (exponents, others): (&[u8], &[u8]),
     (begin, elements): (usize, usize),
@@ -110,8 +110,8 @@ pub(super) fn assemble(
             for ((out, (exponents, lows)), words) in groups.zip(words) {
                 let word = |at: usize| words[at..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
                 let (mut pairs, mut signs) = ([0; GROUP], [0; GROUP]);
-                simd.expand(word(0), word(8), [0, 1, 2], &THREES, &mut pairs);
-                simd.expand(word(16), 0, [0, 0x80, 0], &THREES, &mut signs);
+                codec.expand(word(0), word(8), [0, 1, 2], &THREES, &mut pairs);
+                codec.expand(word(16), 0, [0, 0x80, 0], &THREES, &mut signs);
                 let parts = exponents.iter().zip(lows).zip(pairs.iter().zip(&signs));
                 for (element, ((exponent, low), (pair, sign))) in out.as_chunks_mut().0.iter_mut().zip(parts) {
                     *element = [*low, sign | (exponent & 0x1f) << 2 | pair];

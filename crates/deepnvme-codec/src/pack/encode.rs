@@ -37,7 +37,7 @@ impl SimdTask for Encode<'_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<L: GroupCodec>(self, simd: L) {
+    fn run<C: GroupCodec>(self, codec: C) {
         let Self { float, bytes, elements, out } = self;
         let mut symbols = vec![0; elements.next_multiple_of(GROUP)];
         extract_exponents(float, bytes, &mut symbols);
@@ -54,9 +54,9 @@ impl SimdTask for Encode<'_> {
         }
         let begin = out.len();
         out.resize(begin + sign_mantissa_bytes(float, elements), 0);
-        extract_sign_mantissa(simd, float, bytes, &mut out[begin..]);
+        extract_sign_mantissa(codec, float, bytes, &mut out[begin..]);
         for layer in &layers {
-            symbols = write_layer(simd, layer, symbols, out);
+            symbols = write_layer(codec, layer, symbols, out);
         }
         out.extend_from_slice(&symbols[..layers.last().map_or(0, |layer| layer.escaped)]);
     }
@@ -64,7 +64,7 @@ impl SimdTask for Encode<'_> {
 
 /// Writes the bit planes of a layer. Returns the escaped symbols, and padding after them.
 #[inline(always)]
-fn write_layer(simd: impl GroupCodec, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
+fn write_layer(codec: impl GroupCodec, layer: &Layer, mut symbols: Vec<u8>, out: &mut Vec<u8>) -> Vec<u8> {
     symbols.truncate(layer.elements);
     // Padding of the last group has code 0, so that the encoding is unique.
     symbols.resize(layer.elements.next_multiple_of(GROUP), layer.symbols[0]);
@@ -72,7 +72,7 @@ fn write_layer(simd: impl GroupCodec, layer: &Layer, mut symbols: Vec<u8>, out: 
     let mut taken = 0;
     for group in symbols.as_chunks::<GROUP>().0 {
         let mut escaped = [0; GROUP];
-        let (low, high) = simd.compress(group, layer.symbols, &mut escaped);
+        let (low, high) = codec.compress(group, layer.symbols, &mut escaped);
         escapes[taken..taken + GROUP].copy_from_slice(&escaped);
         out.extend(low.to_le_bytes());
         out.extend(high.to_le_bytes());

@@ -130,6 +130,7 @@ mod tests {
         assert!(matches!(outcome(64, -5012).unwrap(), Err(IoError::CuFile(5012, _))));
         assert!(matches!(outcome(COMPLETE, -28).unwrap(), Err(IoError::Kernel(28))));
         assert!(matches!(outcome(64, 0).unwrap(), Err(IoError::Kernel(5))), "failed, and does not say why");
+        assert!(matches!(outcome(64, 8192).unwrap(), Err(IoError::Kernel(5))), "bytes are no code of cuFile");
         assert!(matches!(outcome(CANCELED, 0).unwrap(), Err(IoError::CuFile(..))));
     }
 }

@@ -41,10 +41,12 @@ impl IoError {
     /// Converts the result of a failed transfer. It is negative: a code of cuFile (above 5000), or the kernel's error
     /// number. A failed entry of a batch may have no reason: its result is not negative.
     pub(super) fn of_code(result: isize) -> Self {
+        if result >= 0 {
+            return Self::Kernel(EIO);
+        }
         match result.unsigned_abs() as i32 {
-            code @ 5001.. => Self::CuFile(code, name(code)),
-            errno if result < 0 => Self::Kernel(errno),
-            _ => Self::Kernel(EIO),
+            code @ 5001.. => Self::CuFile(code, describe(code)),
+            errno => Self::Kernel(errno),
         }
     }
 }
@@ -65,20 +67,20 @@ pub(super) fn check(driver: &Driver, call: &'static str, status: Status) -> Resu
     match (status.code, status.cuda_code) {
         (SUCCESS, _) => Ok(()),
         (codes::CUDA_DRIVER_ERROR, cuda_code) if cuda_code != SUCCESS => driver.check(call, cuda_code),
-        (code, _) => Err(Error { call, code: ErrorCode::CuFile(code), text: name(code).to_owned() }),
+        (code, _) => Err(Error { call, code: ErrorCode::CuFile(code), text: describe(code).to_owned() }),
     }
 }
 
 /// Describes cuFile's codes, as far as users can act on them.
-pub(super) fn name(code: i32) -> &'static str {
+pub(super) fn describe(code: i32) -> &'static str {
     match code {
         codes::DRIVER_NOT_INITIALIZED => {
-            "its driver is not open, or nvidia-fs is not loaded and the configuration requires it"
+            "the driver of cuFile is not open, or nvidia-fs is not loaded and the configuration requires it"
         }
         codes::DRIVER_VERSION_MISMATCH | codes::DRIVER_VERSION_READ_ERROR => {
             "the kernel module nvidia-fs has another version"
         }
-        codes::DRIVER_CLOSING => "its driver is being closed",
+        codes::DRIVER_CLOSING => "the driver of cuFile is being closed",
         codes::PLATFORM_NOT_SUPPORTED => "not supported on this machine",
         codes::IO_NOT_SUPPORTED => "not supported by this file or its file system",
         codes::DEVICE_NOT_SUPPORTED => "not supported by this GPU",

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::CuFile;
 use super::buffer::DeviceSpan;
-use super::error::{IoError, IoResult, name};
+use super::error::{IoError, IoResult, describe};
 use super::functions::FileDescription;
 use crate::abi::Handle;
 use crate::capture::RelaxedCapture;
@@ -110,7 +110,7 @@ fn outcome(status: isize) -> IoResult {
         -1 => Err(IoError::Kernel(io::Error::last_os_error().raw_os_error().unwrap_or(5))),
         ..-1 => {
             let code = status.unsigned_abs() as i32;
-            Err(IoError::CuFile(code, name(code)))
+            Err(IoError::CuFile(code, describe(code)))
         }
         bytes => Ok(bytes as usize),
     }

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn another_group_may_do_what_the_old_group_and_others_may() {
+    fn another_group_gets_the_permissions_that_the_old_group_and_others_share() {
         for (mode, narrowed) in [(0o640, 0o600), (0o644, 0o644), (0o660, 0o600), (0o664, 0o644), (0o604, 0o604)] {
             assert_eq!(without_group(mode), narrowed, "{mode:o}");
         }

@@ -65,7 +65,8 @@ pub(crate) trait GpuStream: Debug + Send + Sync {
     /// memory of this GPU that nothing writes.
     unsafe fn copy_to_host(&self, target: *mut u8, source: Rows) -> Result<()>;
 
-    /// Waits until all submitted work is complete. After a failure, nothing runs there any more.
+    /// Waits until all submitted work is complete. After a failure, nothing runs there any more: the driver reports one
+    /// only for a context that is destroyed or broken, whose work it has ended.
     ///
     /// It waits without a limit, since the memory of a copy must not be released earlier. The streams of the engine
     /// wait for no others, and the driver reports a GPU that has failed.

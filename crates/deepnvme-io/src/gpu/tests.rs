@@ -227,7 +227,7 @@ fn whoever_drops_copies_waits_for_them_and_forgets_the_arena() {
 }
 
 #[test]
-fn whoever_waits_has_the_bytes_and_points_are_behind_what_was_given() {
+fn a_wait_brings_the_bytes_and_events_follow_earlier_work() {
     let gpu = Slow::default();
     let (buffer, mirror) = (memory(random_bytes(7, 8192)), memory(random_bytes(8, 8192)));
     BlockingCopier::new(Arc::new(gpu.clone()))

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn gathers_what_the_system_says() {
+    fn gathers_facts_of_the_system() {
         let facts = Facts::gather();
         let level = facts.uring_disabled.map_or("?".into(), |level| level.to_string());
         assert_eq!(level, read("/proc/sys/kernel/io_uring_disabled"));

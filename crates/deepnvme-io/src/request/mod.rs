@@ -3,10 +3,10 @@
 //! `queue` offers requests to the workers, and `worker_handle` wakes a worker. Each `work_item` comes with a guard that
 //! ensures its end. `stream_wait_list` holds back requests whose GPU memory is in use. `sync_targets` lists the
 //! descriptors to sync after a write. `transfer` is the caller's handle, and `oneshot` carries the result to it.
-//! `options` is how a write treats its file, `memory` is the caller's memory, and `cache_answer` tells which blocks of a
+//! `options` is how a write treats its file, `memory` is the caller's memory, and `cache_query` tells which blocks of a
 //! read come from the page cache.
 
-mod cache_answer;
+mod cache_query;
 mod memory;
 mod oneshot;
 mod options;
@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering;
 use deepnvme_mem::Device;
 use deepnvme_mem::sync::ignore_poison;
 
-use self::cache_answer::LatestAnswer;
+use self::cache_query::LatestQuery;
 pub use self::memory::TransferMemory;
 pub use self::oneshot::Oneshot;
 pub use self::options::{Durability, WriteMode, WriteOptions};
@@ -95,7 +95,7 @@ pub(crate) struct Request {
     /// Whether the preparation is unclaimed.
     is_preparation_unclaimed: AtomicBool,
     next_block: AtomicU64,
-    cache_answer: LatestAnswer,
+    cache_query: LatestQuery,
     /// The preparation and the blocks that have not ended. The last one to end continues the request.
     unfinished_items: AtomicU64,
     unfinished_syncs: AtomicU64,
@@ -144,7 +144,7 @@ impl Request {
             submitted: Instant::now(),
             memory: RwLock::new(Some(memory)),
             next_block: AtomicU64::new(0),
-            cache_answer: LatestAnswer::unknown(),
+            cache_query: LatestQuery::unknown(),
             unfinished_syncs: AtomicU64::new(0),
             bytes_done: AtomicU64::new(0),
             error: Mutex::new(None),
@@ -338,7 +338,7 @@ impl Request {
 
     /// Returns whether a read of this block is faster through the page cache.
     pub(crate) fn is_cached(&self, block: &Block) -> bool {
-        self.cache_answer.is_cached(&self.plan, &self.file(block), block)
+        self.cache_query.is_cached(&self.plan, &self.file(block), block)
     }
 
     /// Returns the file of a block.

@@ -1,4 +1,4 @@
-//! How a write treats its file, and when it counts as done.
+//! Options of a write: its mode and durability.
 
 /// The durability of a write when it is reported as done. Each level includes the previous ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default, serde::Serialize, serde::Deserialize)]

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_several_recordings_has_what_ended_while_it_ran() {
+    fn each_of_several_recordings_has_the_ops_that_ended_while_it_ran() {
         let recorder = Arc::new(Recorder::new());
         let lane = Lane::new(&recorder, "compute");
         lane.span("before a recording", now_ns(), now_ns());
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_recording_counts_what_it_drops() {
+    fn a_full_recording_counts_dropped_events() {
         let recorder = Arc::new(Recorder::new());
         let lane = Lane::new(&recorder, "compute");
         let recording = Recording::begin(&recorder);

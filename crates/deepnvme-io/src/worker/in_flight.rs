@@ -46,7 +46,7 @@ pub(super) struct InFlightOp {
     progress: BlockProgress,
 }
 
-/// When a block or sync started, and beside how many others.
+/// When a block or sync started, and the number of ops in flight then.
 #[derive(Clone, Copy, Debug)]
 struct Timing {
     started: Instant,

@@ -62,8 +62,8 @@ mod tests {
                 queue.push_back((queue.len() as u32 + 1, now));
             }
             now += per_op;
-            if let Some((with_it, submitted)) = queue.pop_front() {
-                window.learn(with_it, now - submitted);
+            if let Some((depth, submitted)) = queue.pop_front() {
+                window.learn(depth, now - submitted);
             }
         }
         queue.len() as u32
@@ -75,11 +75,11 @@ mod tests {
         for done in [2, 10, 1000] {
             assert_eq!(in_flight(Window::adapting(128), per_op, done), 127);
         }
-        assert_eq!(in_flight(Window::adapting(4), per_op, 200), 3, "a queue that is smaller than the least");
+        assert_eq!(in_flight(Window::adapting(4), per_op, 200), 3, "a queue depth below OPS_MIN");
     }
 
     #[test]
-    fn a_slow_device_gets_what_it_does_within_the_target() {
+    fn a_slow_device_gets_the_ops_of_the_target_latency() {
         for done in [35, 100, 1000] {
             let in_flight = in_flight(Window::adapting(128), Duration::from_millis(5), done);
             assert!((38..=42).contains(&in_flight), "40 of 5 ms each: {in_flight}");

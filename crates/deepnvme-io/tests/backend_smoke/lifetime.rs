@@ -12,7 +12,7 @@ use smallvec::smallvec;
 use crate::support::{KIB, KINDS, bytes_of, memory, memory_of, on_each, op, random, reap_all, scratch, submit};
 
 #[test]
-fn dropping_waits_for_what_is_in_flight_and_lets_go_of_it() {
+fn dropping_waits_for_ops_in_flight_and_releases_their_memory() {
     for (kind, is_flushed) in KINDS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
         let setup = BackendSetup { queue_depth: 32, submit: SubmitMode::Batch, worker_index: 0 };
         let Ok(mut backend) = backend::open(kind, &setup) else {

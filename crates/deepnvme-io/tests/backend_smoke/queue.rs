@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use crate::support::{KIB, KINDS, bytes_of, memory, on_each, one, op, random, reap_all, scratch, submit};
 
 #[test]
-fn a_full_queue_hands_the_op_back() {
+fn a_full_queue_returns_the_op() {
     on_each(3, SubmitMode::Batch, |backend| {
         let scratch = scratch(&random(5, 64 * KIB));
         let file = scratch.open(false);

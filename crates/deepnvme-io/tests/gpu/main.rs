@@ -118,7 +118,7 @@ fn late(gpu: &Gpu, device: u32, bytes: usize, delay_us: u64) -> (StreamHandle, G
 }
 
 #[test]
-fn a_write_waits_for_what_its_stream_had_been_given() {
+fn a_write_waits_for_earlier_work_of_its_stream() {
     let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let (stream, memory) = late(&gpu, 1, 200_000, 60_000);
     let began = Instant::now();
@@ -141,7 +141,7 @@ fn a_write_waits_for_what_its_stream_had_been_given() {
 }
 
 #[test]
-fn a_read_does_not_overwrite_what_a_kernel_still_reads() {
+fn a_read_does_not_overwrite_memory_that_a_kernel_reads() {
     let (gpu, _folder, engine, file) = set_up(config(BackendChoice::Auto));
     let bytes = pattern(3, 150_000);
     write(&engine, &file, 0, Region::from_vec(bytes.clone()));

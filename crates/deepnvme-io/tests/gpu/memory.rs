@@ -44,7 +44,7 @@ fn memory_of_the_host_is_filled_as_well() {
 }
 
 #[test]
-fn what_the_driver_refuses_is_an_error_that_helps() {
+fn a_refusal_of_the_driver_is_an_error_with_a_remedy() {
     let gpu = Gpu::new();
     let engine = Engine::new(Config::default()).unwrap();
     let access = engine.gpu_access();

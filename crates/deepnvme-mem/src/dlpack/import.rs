@@ -41,8 +41,8 @@ unsafe impl Sync for Imported {}
 /// elements that do not fill whole bytes and for another major version of DLPack.
 ///
 /// # Safety
-/// `managed` points at a live managed tensor of type `M` that was not taken yet. Its lists are null or have `ndim`
-/// entries. Its elements are initialised and valid for reads (and writes, unless it is read-only) until the deleter
+/// `managed` points at a live managed tensor of type `M` that was not taken yet. Its lists are null, not aligned, or
+/// have `ndim` entries if that is 0 to 64. If this call succeeds, its elements are initialised and valid for reads (and writes, unless it is read-only) until the deleter
 /// is called, which may happen on any thread. No Rust reference to its elements is used meanwhile.
 pub unsafe fn import<M: Managed>(managed: *mut M) -> io::Result<Imported> {
     let managed = NonNull::new(managed).filter(|managed| managed.is_aligned());
@@ -58,7 +58,7 @@ pub unsafe fn import<M: Managed>(managed: *mut M) -> io::Result<Imported> {
         return Err(io::Error::new(io::ErrorKind::Unsupported, message));
     }
     let item_bytes = item_bytes(tensor.dtype, flags & FLAG_SUBBYTE_PADDED != 0)?;
-    // SAFETY: the lists are null or have `ndim` entries, as the caller of `import` ensures.
+    // SAFETY: the lists are null, not aligned, or have `ndim` entries if that is 0 to 64, as the caller of `import` ensures.
     let layout = unsafe { layout_of(tensor, item_bytes) }?;
     let byte_offset =
         usize::try_from(tensor.byte_offset).map_err(|_| invalid("a tensor's offset exceeds any memory"))?;

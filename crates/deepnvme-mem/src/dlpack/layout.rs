@@ -25,7 +25,7 @@ pub(super) fn item_bytes(dtype: DLDataType, padded: bool) -> io::Result<usize> {
 /// Returns the checked shape and strides in bytes.
 ///
 /// # Safety
-/// The lists of the tensor are null or have `ndim` entries, if its `ndim` is valid.
+/// The lists of the tensor are null, not aligned, or have `ndim` entries if that is 0 to 64.
 pub(super) unsafe fn layout_of(tensor: &DLTensor, item_bytes: usize) -> io::Result<Strided> {
     let dims = usize::try_from(tensor.ndim).ok().filter(|dims| *dims <= DIMS_MAX);
     let dims = dims.ok_or_else(|| invalid(format!("a tensor has 0 to {DIMS_MAX} dimensions, not {}", tensor.ndim)))?;

@@ -63,11 +63,11 @@ fn a_flipped_tensor_starts_at_its_highest_address() {
 #[track_caller]
 fn refused(kind: ErrorKind, hint: &str, change: impl FnOnce(&mut DLTensor)) {
     let (managed, freed) = foreign::<DLManagedTensor>(floats(0..6), &[2, 3], &[3, 1], change);
-    // SAFETY: the lists and their memory are alive; the test checks the numbers.
+    // SAFETY: a live tensor. `import` refuses each of these before it reads an element, or an entry that a list lacks.
     let error = unsafe { import(managed) }.unwrap_err();
     assert_eq!(error.kind(), kind, "{error}");
     assert!(error.to_string().contains(hint), "{error}");
-    assert_eq!(freed.load(Ordering::SeqCst), 0, "what was refused was not taken");
+    assert_eq!(freed.load(Ordering::SeqCst), 0, "a refused tensor is not taken");
     // SAFETY: it was not taken.
     unsafe { release(ptr::NonNull::new(managed).unwrap()) };
     assert_eq!(freed.load(Ordering::SeqCst), 1);

@@ -113,7 +113,7 @@ fn contiguous_layouts_are_detected() {
 
 proptest! {
     #[test]
-    fn gathers_what_the_model_gathers((model, from, len) in with_range(views())) {
+    fn gathers_the_same_bytes_as_the_model((model, from, len) in with_range(views())) {
         check_gather(&model, from, len);
     }
 

@@ -4,10 +4,11 @@
 //! few blocks of buffer, in huge pages if enough are reserved, like the engine's. Its timing excludes its start.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use deepnvme_io::backend::BackendKind;
+use deepnvme_io::mem::PAGE_BYTES;
 use deepnvme_io::{Durability, SubmitMode};
 
 use super::fio_report::{FioReport, parse};
@@ -68,24 +69,28 @@ impl Fio {
         laid_out.map(|_| fio)
     }
 
-    /// Returns why the comparison is unfair, and the remedy; `None` if it is fair.
+    /// Returns each reason why the comparison is unfair, with its remedy.
     #[must_use]
-    pub fn note(&self) -> Option<String> {
+    pub fn notes(&self) -> Vec<String> {
+        self.memory_note().into_iter().chain(remainder_note(&self.workload)).collect()
+    }
+
+    fn memory_note(&self) -> Option<String> {
         let workload = &self.workload;
         if !self.has_huge_pages && workload.place.memory == Memory::Pinned {
             let pages = buffer_bytes(workload).div_ceil(2 << 20);
             let text = "fio's buffers are scattered pages, deepnvme's are contiguous; for a fair comparison, as root:";
             return Some(format!("{text} echo {pages} > /proc/sys/vm/nr_hugepages"));
         }
-        let ring =
-            u64::from(workload.config.workers) * u64::from(workload.config.queue_depth) * workload.config.block_bytes;
+        let config = &workload.config;
+        let ring_bytes = u64::from(config.workers) * u64::from(config.queue_depth) * config.block_bytes;
         let is_cached =
-            ring <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == AccessOrder::Sequential;
+            ring_bytes <= CACHE_BYTES && workload.buffer_bytes.is_none() && workload.order == AccessOrder::Sequential;
         // Twice as much: in the engine, queued blocks need memory as well.
-        let (ring_text, ring) = (bytes_text(ring), bytes_option(2 * ring));
+        let (ring, option) = (bytes_text(ring_bytes), bytes_option(2 * ring_bytes));
         let text =
             "are reused by fio and may stay in a CPU cache; deepnvme fills a whole tensor. For a fair comparison:";
-        is_cached.then(|| format!("{ring_text} of buffers {text} --buffer {ring}"))
+        is_cached.then(|| format!("{ring} of buffers {text} --buffer {option}"))
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -94,15 +99,17 @@ impl Fio {
 
     /// Fills a file with random bytes: some versions of fio lay out zeros for reads.
     fn lay_out(&self, path: &Path, observer: &mut dyn Observer) -> Result<()> {
-        let mut command = vec!["--rw=write".to_owned(), "--bs=1M".to_owned(), "--end_fsync=1".to_owned()];
+        // The same blocks as later: fio skips a remainder of less than a block.
+        let block_bytes = Jobs::of(&self.workload).block_bytes;
+        let mut command = vec!["--rw=write".to_owned(), format!("--bs={block_bytes}"), "--end_fsync=1".to_owned()];
         command.push(format!("--size={}", self.workload.file_bytes()));
         command.extend(["--refill_buffers=1".to_owned(), "--name=lay-out".to_owned(), filename(path)]);
-        self.execute(&command, observer).map(drop)
+        self.execute(&command, Phase::LayingOut, observer).map(drop)
     }
 
-    fn execute(&self, arguments: &[String], observer: &mut dyn Observer) -> Result<FioReport> {
+    fn execute(&self, arguments: &[String], phase: Phase, observer: &mut dyn Observer) -> Result<FioReport> {
         let failed = |text: &str| Error::failed(format!("fio {}: {text}", arguments.join(" ")));
-        let mut child = Command::new("fio")
+        let child = Command::new("fio")
             .arg("--output-format=json")
             .args(arguments)
             // Some versions write a state file into the working directory.
@@ -112,31 +119,19 @@ impl Fio {
             .stderr(Stdio::piped())
             .spawn()
             .map_err(|error| failed(&error.to_string()))?;
-        let drained = drain(child.stdout.take()).and_then(|output| Ok((output, drain(child.stderr.take())?)));
-        let (output, errors) = drained.inspect_err(|_| {
-            let _ = child.kill();
-            let _ = child.wait();
-        })?;
+        let mut child = KilledOnDrop(child);
+        let output = drain(child.0.stdout.take())?;
+        let errors = drain(child.0.stderr.take())?;
         let began = Instant::now();
         let status = loop {
-            match child.try_wait().map_err(|error| failed(&error.to_string()))? {
+            match child.0.try_wait().map_err(|error| failed(&error.to_string()))? {
                 Some(status) => break status,
-                None if observer.is_interrupted() => {
-                    let _ = child.kill();
-                    let _ = child.wait();
-                    return Err(Error::Interrupted);
-                }
+                None if observer.is_interrupted() => return Err(Error::Interrupted),
                 None => std::thread::sleep(UPDATE_INTERVAL.min(Duration::from_millis(5).max(began.elapsed() / 20))),
             }
             let (bytes_total, seconds) = (self.workload.round_bytes(), began.elapsed().as_secs_f64());
             // fio reports bytes only at its end.
-            observer.update(&ProgressUpdate {
-                phase: Phase::Measuring,
-                label: "fio",
-                bytes_done: 0,
-                bytes_total,
-                seconds,
-            });
+            observer.update(&ProgressUpdate { phase, label: "fio", bytes_done: 0, bytes_total, seconds });
         };
         let (output, errors) = (output.join().unwrap_or_default(), errors.join().unwrap_or_default());
         if !status.success() {
@@ -162,14 +157,68 @@ impl Benchmark for Fio {
         if self.has_huge_pages {
             arguments.insert(0, "--iomem=mmaphuge".into());
         }
-        let report = self.execute(&arguments, observer)?;
+        let report = self.execute(&arguments, Phase::Measuring, observer)?;
         let sample = report.sample(self.workload.direction, self.is_direct);
-        let (transferred, expected) = (sample.bytes, self.workload.round_bytes());
+        let expected = Jobs::of(&self.workload).bytes() * self.workload.file_count() as u64;
+        let transferred = sample.bytes;
         if transferred * 100 < expected * 99 {
             return Err(Error::failed(format!("fio transferred {transferred} bytes instead of {expected}")));
         }
         Ok(sample)
     }
+}
+
+/// A process that is killed and reaped when an error ends the wait for it.
+struct KilledOnDrop(Child);
+
+impl Drop for KilledOnDrop {
+    fn drop(&mut self) {
+        // Both do nothing after `try_wait` has returned the status.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The jobs that transfer one file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Jobs {
+    count: u64,
+    /// Bytes of the part of each job.
+    job_bytes: u64,
+    block_bytes: u64,
+}
+
+impl Jobs {
+    /// Each of several jobs has whole blocks. One job has the whole file, if not every worker would have a block. Pure.
+    fn of(workload: &Workload) -> Self {
+        let (workers, file_bytes) = (u64::from(workload.config.workers), workload.file_bytes());
+        // fio refuses blocks larger than the file, and direct I/O needs whole pages.
+        let block_bytes = match workload.config.block_bytes.min(file_bytes) {
+            bytes if bytes >= PAGE_BYTES => bytes / PAGE_BYTES * PAGE_BYTES,
+            bytes => bytes.max(1),
+        };
+        match file_bytes / workers / block_bytes * block_bytes {
+            job_bytes if workers > 1 && job_bytes > 0 => Self { count: workers, job_bytes, block_bytes },
+            _ => Self { count: 1, job_bytes: file_bytes, block_bytes },
+        }
+    }
+
+    /// Returns the bytes of the file that fio transfers: it skips a remainder of less than a block in each job.
+    fn bytes(self) -> u64 {
+        self.count * (self.job_bytes / self.block_bytes * self.block_bytes)
+    }
+}
+
+/// Returns the bytes that only deepnvme transfers, and the remedy; `None` if there are none. Pure.
+fn remainder_note(workload: &Workload) -> Option<String> {
+    let skipped = workload.file_bytes() - Jobs::of(workload).bytes();
+    let whole = workload.config.block_bytes * u64::from(workload.config.workers);
+    (skipped > 0).then(|| {
+        let (skipped, whole) = (bytes_text(skipped), bytes_option(whole));
+        format!(
+            "fio skips the last {skipped} of a file; for the same bytes, use a --size that is a multiple of {whole}"
+        )
+    })
 }
 
 /// Returns the bytes of fio's buffers. Each job allocates a little more than its queue needs.
@@ -213,12 +262,10 @@ fn arguments(workload: &Workload, backend: BackendKind, is_direct: bool, paths: 
         (Direction::Write, AccessOrder::Sequential) => "write",
         (Direction::Write, AccessOrder::Random) => "randwrite",
     };
-    let workers = u64::from(config.workers);
-    // Each of several jobs has whole blocks; the remainder of the file is skipped. One job has the whole file.
-    let job_bytes = workload.file_bytes() / workers / config.block_bytes * config.block_bytes;
+    let Jobs { count, job_bytes, block_bytes } = Jobs::of(workload);
     let mut all = vec![
         format!("--rw={rw}"),
-        format!("--bs={}", config.block_bytes),
+        format!("--bs={block_bytes}"),
         format!("--direct={}", u8::from(is_direct)),
         "--group_reporting=1".into(),
         "--norandommap=0".into(),
@@ -242,14 +289,9 @@ fn arguments(workload: &Workload, backend: BackendKind, is_direct: bool, paths: 
         Durability::None => {}
         Durability::Data | Durability::Full => all.push("--end_fsync=1".into()),
     }
-    if workers > 1 && job_bytes > 0 {
-        all.extend([
-            format!("--numjobs={workers}"),
-            format!("--size={job_bytes}"),
-            format!("--offset_increment={job_bytes}"),
-        ]);
-    } else {
-        all.push(format!("--size={}", workload.file_bytes()));
+    all.push(format!("--size={job_bytes}"));
+    if count > 1 {
+        all.extend([format!("--numjobs={count}"), format!("--offset_increment={job_bytes}")]);
     }
     for (index, path) in paths.iter().enumerate() {
         all.extend([format!("--name=file{index}"), filename(path)]);
@@ -289,5 +331,26 @@ mod tests {
         let read = Workload { direction: Direction::Read, order: AccessOrder::Random, ..workload };
         let read = arguments(&read, BackendKind::Uring, false, &["/x".into()]).join(" ");
         assert!(read.contains("--rw=randread") && read.contains("--direct=0") && !read.contains("fsync"), "{read}");
+    }
+    #[test]
+    fn fio_is_asked_for_whole_blocks_of_each_worker() {
+        let jobs = |size, workers, block_bytes| {
+            let base = small(Direction::Read, &[Path::new("/a")]);
+            let config = deepnvme_io::Config { workers, block_bytes, ..base.config };
+            let workload = Workload { io_bytes: size, config, ..base };
+            let (jobs, note) = (Jobs::of(&workload), remainder_note(&workload));
+            assert_eq!(note.is_some(), jobs.bytes() < size, "{size} {workers}: {note:?}");
+            let text = arguments(&workload, BackendKind::Uring, true, &["/a/file".into()]).join(" ");
+            assert!(text.contains(&format!("--size={} ", jobs.job_bytes)), "{text}");
+            assert!(text.contains(&format!("--bs={} ", jobs.block_bytes)), "{text}");
+            assert_eq!(text.contains("--numjobs"), jobs.count > 1, "{text}");
+            (jobs.count, jobs.bytes())
+        };
+        assert_eq!(jobs(96 << 20, 2, 1 << 20), (2, 96 << 20));
+        assert_eq!(jobs(100_000_000, 2, 1 << 20), (2, 94 << 20));
+        assert_eq!(jobs(100_000_000, 4, 1 << 20), (4, 92 << 20));
+        assert_eq!(jobs(100_000_000, 1, 1 << 20), (1, 95 << 20));
+        assert_eq!(jobs(3 << 20, 4, 1 << 20), (1, 3 << 20), "a part would be less than a block");
+        assert_eq!(jobs(10_000, 4, 1 << 20), (1, 8192), "fio refuses a block larger than the file");
     }
 }

@@ -115,7 +115,7 @@ pub fn run(options: &BenchOptions, launcher: &Launcher, observer: &mut dyn Obser
     let mut fio = if options.against_fio {
         let workload = for_fio(options, &mut notes);
         let fio = Fio::prepare(workload, backend, is_direct, observer)?;
-        notes.extend(fio.note());
+        notes.extend(fio.notes());
         Some(fio)
     } else {
         None

@@ -3,13 +3,13 @@
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_testkit::rng::Rng;
 
-/// Number of a content. No two saves write the same.
+/// Number of the contents of one save. No two saves write the same.
 pub(super) type Version = u64;
 
-/// The key of the random bytes of a content.
+/// The key of the random bytes of the contents.
 const PAYLOAD_KEY: u64 = 0x7061_796c;
 
-/// Returns the content of a version. Some are smaller than a page, some span several blocks.
+/// Returns the contents of a version. Some are smaller than a page, some span several blocks.
 #[must_use]
 pub(super) fn content(seed: u64, version: Version) -> Vec<u8> {
     let mut rng = Rng::keyed(seed, &[PAYLOAD_KEY, version]);

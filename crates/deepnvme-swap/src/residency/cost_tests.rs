@@ -1,4 +1,4 @@
-//! What decisions cost with many items: the items, waiters and spans of memory that they look at, on any machine.
+//! The cost of decisions with many items: the items, waiters and spans of memory that they look at, on any machine.
 
 use std::sync::Arc;
 

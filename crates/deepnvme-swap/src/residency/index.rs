@@ -49,7 +49,7 @@ impl Filing {
     }
 }
 
-/// What the decisions need to know of all items together.
+/// Facts about all items together, for the decisions.
 #[derive(PartialEq, Eq, Debug, Default)]
 pub(super) struct Index {
     /// Items that can be evicted at once.
@@ -118,7 +118,7 @@ impl Index {
     }
 }
 
-/// What happens to an item's share of each set and sum.
+/// The change of an item's share of each set and sum.
 #[derive(Clone, Copy)]
 enum Change {
     Insert,

@@ -49,7 +49,7 @@ impl ReadAheadWindow {
         Some(id)
     }
 
-    /// How many scheduled uses have room beside the prefetches.
+    /// How many scheduled uses have room in addition to the prefetches.
     pub(super) fn uses_max(&self) -> usize {
         WINDOW_ITEMS_MAX - self.prefetches_in
     }

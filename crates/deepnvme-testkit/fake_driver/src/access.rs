@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn overlap_is_what_a_list_of_all_bytes_says() {
+    fn overlap_agrees_with_a_list_of_all_bytes() {
         let mut rng = Rng::keyed(3, 4);
         let mut draw = || {
             let width = rng.below(6);

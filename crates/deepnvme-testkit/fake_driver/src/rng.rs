@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pattern_is_what_its_formula_says() {
+    fn the_pattern_agrees_with_its_formula() {
         let bytes = pattern(u64::MAX, 37);
         for (index, byte) in bytes.iter().enumerate() {
             let word = splitmix64(u64::MAX.wrapping_add(index as u64 / 8));

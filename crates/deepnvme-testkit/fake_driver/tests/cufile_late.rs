@@ -152,7 +152,7 @@ fn queued_transfers_write_in_the_order_of_their_stream() {
 }
 
 #[test]
-fn what_is_registered_must_stay_until_all_is_over() {
+fn registrations_must_stay_until_all_transfers_end() {
     let (Setting { fake_driver, file: _file, handle, _folder }, stream, memory) = setting_with_stream(MIB);
     let (bytes, offset, skip, done) = (&mut MIB.clone(), &mut 0_i64, &mut 0_i64, &mut 0_isize);
     assert_eq!((fake_driver.cuFileBufRegister)(memory, MIB, 0), ok());

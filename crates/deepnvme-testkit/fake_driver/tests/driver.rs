@@ -133,7 +133,7 @@ fn registrations_do_not_overlap_and_end_where_they_began() {
 }
 
 #[test]
-fn pointers_tell_what_they_are() {
+fn pointers_have_attributes() {
     let fake_driver = FakeDriver::with_context();
     let context = fake_driver.enter(1);
     let memory = fake_driver.alloc(1000);

@@ -47,13 +47,13 @@ pub fn both_submit_modes_complete(make: Make<'_>) {
                 harness.backend.flush().expect("the queue works");
             }
         }
-        assert_eq!(harness.backend.in_flight(), 8, "only reap brings ops home");
+        assert_eq!(harness.backend.in_flight(), 8, "only `reap` returns ops");
         assert!(harness.reap(8).iter().all(|completion| completion.result == Ok(OP_BYTES)));
         assert!(file.bytes() == content, "other bytes were written in mode {mode:?}");
     }
 }
 
-/// Backends of several threads share a file without mixing their ops.
+/// Two backends read one file without mixing their ops.
 pub fn two_backends_do_not_mix(make: Make<'_>) {
     let content = random_bytes(8, 64 * OP_BYTES);
     let file = TestFile::holding(&content);

@@ -77,7 +77,7 @@ pub fn ops_in_flight_hold_their_memory(make: Make<'_>) {
     let target = target.into_buffer().expect_err("memory in a completion was given away");
     assert!(bytes_of(&completions[0].op.iovecs[0]) == content);
     drop(completions);
-    let buffer = target.into_buffer().expect("the backend still holds memory of an op that is home");
+    let buffer = target.into_buffer().expect("the backend still holds memory of an op that was returned");
     assert!(buffer.as_slice() == content);
 }
 
@@ -119,7 +119,7 @@ pub fn drop_waits_for_ops_in_flight(make: Make<'_>) {
 }
 
 /// Ops that were accepted and never flushed are released when the backend is dropped.
-pub fn drop_releases_what_was_never_flushed(make: Make<'_>) {
+pub fn drop_releases_unflushed_ops(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(6, 4096));
     let mut harness = Harness::new(make, 4);
     let target = Buffer::zeroed(4096).expect("memory").into_region();

@@ -39,8 +39,8 @@ macro_rules! for_each_check {
         $crate::expand_checks! {
             $way { $($argument)* }
             queue accepted_ops_come_back_exactly_once,
-            queue a_full_queue_hands_the_op_back,
-            queue memory_file_and_token_come_home,
+            queue a_full_queue_returns_the_op,
+            queue a_completion_returns_the_submitted_op,
             queue reap_appends_at_least_min,
             queue depth_one_works,
             flow a_window_slides_over_many_ops,
@@ -73,7 +73,7 @@ macro_rules! for_each_check {
             memory many_registrations_are_harmless,
             memory ops_in_flight_hold_their_memory,
             memory drop_waits_for_ops_in_flight,
-            memory drop_releases_what_was_never_flushed,
+            memory drop_releases_unflushed_ops,
             random random_ops_agree_with_a_model,
         }
     };

@@ -39,7 +39,7 @@ pub fn accepted_ops_come_back_exactly_once(make: Make<'_>) {
 }
 
 /// With `depth` ops in flight, the next one is returned unchanged, and accepted once another completes.
-pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
+pub fn a_full_queue_returns_the_op(make: Make<'_>) {
     let content = random_bytes(2, 8 * OP_BYTES);
     let file = TestFile::holding(&content);
     let mut harness = Harness::new(make, 4);
@@ -56,16 +56,16 @@ pub fn a_full_queue_hands_the_op_back(make: Make<'_>) {
     assert!(Arc::ptr_eq(&fifth.file, &file.file));
     assert_eq!(harness.backend.in_flight(), 4);
 
-    let home = harness.reap_some().len() as u32;
+    let completed = harness.reap_some().len() as u32;
     harness.submit(fifth);
-    assert_eq!(harness.backend.in_flight(), 5 - home);
-    let rest = harness.reap(5 - home as usize);
+    assert_eq!(harness.backend.in_flight(), 5 - completed);
+    let rest = harness.reap(5 - completed as usize);
     assert!(rest.iter().any(|completion| completion.op.token == token));
     assert_eq!(bytes_of(&target.region()), content[4321..5321]);
 }
 
 /// A completion contains the op as submitted: the same file, memory, offset and token.
-pub fn memory_file_and_token_come_home(make: Make<'_>) {
+pub fn a_completion_returns_the_submitted_op(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(3, 4 * OP_BYTES));
     let mut harness = Harness::new(make, 8);
     for (index, number) in [0, 1, u64::from(u32::MAX), 1 << 32, u64::MAX - 1, u64::MAX].into_iter().enumerate() {

@@ -80,18 +80,18 @@ pub fn a_wake_loses_no_completion(make: Make<'_>) {
                 std::thread::sleep(Duration::from_micros(50));
             }
         });
-        let mut home = std::collections::BTreeSet::new();
+        let mut returned = std::collections::BTreeSet::new();
         for _ in 0..ROUNDS {
             for index in 0..8 {
                 let op = harness.op(OpKind::Read, &file.file, index * 8192, &[region_at(0, 8192).region()]);
                 harness.submit(op);
             }
             for completion in harness.reap(8) {
-                assert!(home.insert(completion.op.token), "{:?} came back twice", completion.op.token);
+                assert!(returned.insert(completion.op.token), "{:?} came back twice", completion.op.token);
             }
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(home.len() as u64, 8 * ROUNDS);
+        assert_eq!(returned.len() as u64, 8 * ROUNDS);
     });
 }
 

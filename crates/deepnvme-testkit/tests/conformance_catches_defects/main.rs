@@ -32,11 +32,11 @@ fn each_defect_is_caught_by_the_check_of_its_promise() {
     let cases: &[(Defect, &[&str])] = &[
         (Defect::LosesOps, &["accepted_ops_come_back_exactly_once", "random_ops_agree_with_a_model"]),
         (Defect::ReturnsOpsTwice, &["accepted_ops_come_back_exactly_once", "a_window_slides_over_many_ops"]),
-        (Defect::TakesTooMany, &["a_full_queue_hands_the_op_back", "depth_one_works"]),
-        (Defect::SaysItIsDeeper, &["a_full_queue_hands_the_op_back"]),
-        (Defect::ChangesTokens, &["memory_file_and_token_come_home", "accepted_ops_come_back_exactly_once"]),
-        (Defect::TruncatesTokens, &["memory_file_and_token_come_home"]),
-        (Defect::ChangesOffsets, &["memory_file_and_token_come_home"]),
+        (Defect::TakesTooMany, &["a_full_queue_returns_the_op", "depth_one_works"]),
+        (Defect::SaysItIsDeeper, &["a_full_queue_returns_the_op"]),
+        (Defect::ChangesTokens, &["a_completion_returns_the_submitted_op", "accepted_ops_come_back_exactly_once"]),
+        (Defect::TruncatesTokens, &["a_completion_returns_the_submitted_op"]),
+        (Defect::ChangesOffsets, &["a_completion_returns_the_submitted_op"]),
         (Defect::SwapsIovecs, &["iovecs_are_filled_in_order", "iovecs_are_written_in_order", "the_most_iovecs_work"]),
         (Defect::KeepsOneIovec, &["iovecs_are_filled_in_order", "registered_memory_works_like_any"]),
         (Defect::ReadsPastTheOp, &["reads_leave_the_memory_around_alone", "many_registrations_are_harmless"]),
@@ -55,8 +55,8 @@ fn each_defect_is_caught_by_the_check_of_its_promise() {
         ),
         (Defect::ClaimsSyncedBytes, &["syncs_complete_with_zero"]),
         (Defect::ClearsTheVector, &["reap_appends_at_least_min"]),
-        (Defect::KeepsMemory, &["ops_in_flight_hold_their_memory", "drop_releases_what_was_never_flushed"]),
-        (Defect::AbandonsOps, &["drop_waits_for_ops_in_flight", "drop_releases_what_was_never_flushed"]),
+        (Defect::KeepsMemory, &["ops_in_flight_hold_their_memory", "drop_releases_unflushed_ops"]),
+        (Defect::AbandonsOps, &["drop_waits_for_ops_in_flight", "drop_releases_unflushed_ops"]),
         (
             Defect::FailsAll,
             &[

@@ -22,6 +22,7 @@ pub(in crate::pack) trait GroupCodec: Copy {
 pub(super) fn collect_escaped(bytes: &[u8; GROUP], mut escapes: u64, escaped: &mut [u8; GROUP]) {
     let mut taken = 0;
     while escapes != 0 {
+        // The remainders change nothing: they remove the checks of bounds.
         escaped[taken % GROUP] = bytes[escapes.trailing_zeros() as usize % GROUP];
         escapes &= escapes - 1;
         taken += 1;

@@ -16,7 +16,7 @@ pub(super) trait SimdTask {
     /// The result.
     type Output;
     /// Does the work.
-    fn run<L: GroupCodec>(self, simd: L) -> Self::Output;
+    fn run<C: GroupCodec>(self, codec: C) -> Self::Output;
 }
 
 /// Runs a task with the widest codec of this CPU.
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     /// Tests one codec.
-    fn check(simd: impl GroupCodec, name: &str) {
+    fn check(codec: impl GroupCodec, name: &str) {
         let mut random = fastrand::Rng::with_seed(6);
         for round in 0..20_000 {
             let symbols = [random.u8(..), random.u8(..), random.u8(..)];
@@ -71,13 +71,13 @@ mod tests {
                 };
             }
             let mut bytes = [0xee; GROUP];
-            simd.expand(low, high, symbols, &next, &mut bytes);
+            codec.expand(low, high, symbols, &next, &mut bytes);
             assert_eq!(bytes, expected, "{name}: {low:x} {high:x} {symbols:?}");
 
             let symbols = [symbols[0], symbols[0] ^ 1, symbols[0] ^ 2];
             let bytes: [u8; GROUP] = std::array::from_fn(|_| symbols[0] ^ random.u8(..5));
             let mut rest = [0; GROUP];
-            let (low, high) = simd.compress(&bytes, symbols, &mut rest);
+            let (low, high) = codec.compress(&bytes, symbols, &mut rest);
             let mut escaped = rest.iter();
             for (index, byte) in bytes.iter().enumerate() {
                 let code = (low >> index & 1) + 2 * (high >> index & 1);

@@ -83,7 +83,7 @@ fn a_process_that_stops_at_any_step_leaves_nothing_that_the_next_one_does_not_re
 }
 
 #[test]
-fn what_somebody_put_into_a_leftover_folder_stays() {
+fn foreign_files_in_a_leftover_folder_stay() {
     let above = tempfile::tempdir().unwrap();
     let target = above.path().join("model");
     let mut folder = PrivateFolder::new(&target).unwrap();

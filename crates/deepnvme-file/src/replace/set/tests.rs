@@ -308,7 +308,7 @@ fn a_set_whose_folder_was_moved_is_still_its_own() {
 }
 
 #[test]
-fn what_an_index_lists_and_does_not_own_stays_and_is_named() {
+fn files_that_an_index_lists_but_does_not_own_stay_and_are_named() {
     let (folder, index) = empty_folder();
     let precious = folder.path().join("precious.bin");
     std::fs::write(&precious, "precious").unwrap();

@@ -111,7 +111,7 @@ fn names_of_every_length_and_kind_fit() {
 }
 
 #[test]
-fn what_a_killed_writer_left_is_removed_and_nothing_else_is() {
+fn only_leftovers_of_a_killed_writer_are_removed() {
     let folder = tempfile::tempdir().unwrap();
     let target = folder.path().join("file");
     let put = |name: &str, bytes: &[u8]| std::fs::write(folder.path().join(name), bytes).unwrap();

@@ -15,6 +15,8 @@ const LOCATOR_MAGIC: u32 = 0x0706_4b50;
 
 /// Bytes of a local header without name and extra field.
 pub const LOCAL_BYTES: u64 = 30;
+/// Bytes of a directory entry without name, extra field and comment.
+pub(super) const CENTRAL_BYTES: u64 = 46;
 pub(super) const END_BYTES: usize = 22;
 const END64_BYTES: usize = 56;
 pub(super) const LOCATOR_BYTES: usize = 20;

@@ -44,7 +44,7 @@ pub(super) fn set_up_error(errno: Errno, depth: u32) -> Error {
     let read = |path: &str| std::fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned());
     let (used, max) = (read("/proc/sys/fs/aio-nr"), read("/proc/sys/fs/aio-max-nr"));
     error.because(format!(
-        "the system's AIO ops are used up: {depth} more do not fit beside the {used} of {max} in use; raise the \
+        "the system's AIO ops are used up: {used} of {max} are in use, and {depth} more do not fit; raise the \
          limit (`sysctl -w fs.aio-max-nr=1048576`, file /proc/sys/fs/aio-max-nr) or lower queue_depth or workers"
     ))
 }

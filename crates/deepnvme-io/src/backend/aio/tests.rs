@@ -30,7 +30,7 @@ fn cramped() -> Option<AioBackend> {
 }
 
 #[test]
-fn what_the_kernel_has_no_room_for_goes_later() {
+fn ops_that_the_kernel_has_no_room_for_go_later() {
     let Some(mut backend) = cramped() else { return };
     // The folder of the test's own program is on a disk. The folder for temporary files may be in memory.
     let program = std::env::current_exe().unwrap();

@@ -108,7 +108,7 @@ mod tests {
     proptest! {
         /// Compared with a list in order of use.
         #[test]
-        fn it_does_what_a_list_would(steps in prop::collection::vec(step(), 1..80)) {
+        fn it_agrees_with_a_list(steps in prop::collection::vec(step(), 1..80)) {
             let mut ranges = Recency::default();
             let mut list: Vec<(usize, usize, usize)> = Vec::new();
             for (serial, step) in steps.into_iter().enumerate() {

@@ -72,7 +72,7 @@ fn every_mode_moves_bytes_and_can_be_woken() {
 }
 
 #[test]
-fn looking_shows_what_has_completed_in_every_mode() {
+fn looking_shows_completed_ops_in_every_mode() {
     for mode in RingMode::ALL {
         let setup = BackendSetup { queue_depth: 8, submit: SubmitMode::Batch, worker_index: 0 };
         let Ok(mut backend) = UringBackend::open_in(&setup, &[mode]) else { continue };

@@ -31,15 +31,12 @@ impl BlockingCopier {
     /// Copies slices to host memory for a write, or from it for a read, and waits until all are done. The caller
     /// ensures that nothing else uses the host memory meanwhile.
     pub(crate) fn copy(&self, direction: Direction, host: &Region, slices: &[GpuSlice]) -> Result<()> {
-        let mut outcome = Ok(());
-        for slice in slices {
-            if outcome.is_ok() {
-                // SAFETY: both ends are borrowed for this call, which waits for the whole stream. The caller of `copy`
-                // ensures that nothing else uses the host memory, and callers of the engine order the accesses to the
-                // same GPU memory.
-                outcome = unsafe { launch(&*self.stream, direction, host, slice) };
-            }
-        }
+        let outcome = slices.iter().try_for_each(|slice| {
+            // SAFETY: both ends are borrowed for this call. It waits for the whole stream, and if that fails, nothing
+            // runs in the stream any more, as `synchronise` promises. The caller of `copy` ensures that nothing else
+            // uses the host memory, and callers of the engine order the accesses to the same GPU memory.
+            unsafe { launch(&*self.stream, direction, host, slice) }
+        });
         outcome.and(self.stream.synchronise())
     }
 }

@@ -131,7 +131,10 @@ impl<B: Backend> IoLoop<B> {
             self.bounce.read_ended(buffer);
         }
         let completed = CompletedBlock::now(block);
-        self.window.learn(completed.block.depth_at_start(), completed.latency);
+        if error.is_none() {
+            // The latency of a failed op says nothing about the device.
+            self.window.learn(completed.block.depth_at_start(), completed.latency);
+        }
         match error {
             Some(error) => completed.block.guard.end(Err(error)),
             None if is_bounced_read => self.bounce.completed_reads.push_back(completed),

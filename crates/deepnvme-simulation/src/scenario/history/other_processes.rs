@@ -1,4 +1,4 @@
-//! Processes beside those that save: readers, bad sectors, and users who move checkpoints.
+//! Processes other than those that save: readers, bad sectors, and users who move checkpoints.
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};

@@ -82,7 +82,7 @@ control_calls! {
         text.len()
     }
 
-    /// Queues a kernel that fills memory with the known pattern after `delay_us`.
+    /// Queues a kernel that fills memory with [`crate::pattern`] after `delay_us`.
     fn fake_driver_fill_kernel(stream: Handle, to: u64, bytes: usize, seed: u64, delay_us: u64) -> Code {
         kernels::fill(stream, to, bytes, seed, delay_us)
     }

@@ -53,7 +53,7 @@ cufile_calls! {
             batch.completed.push((IoEvent { cookie, status: CANCELED, result: 0 }, point));
         }
         let canceled: Vec<Point> = batch.completed.iter().map(|(_, point)| *point).collect();
-        canceled.into_iter().for_each(|point| state.order.end(point));
+        canceled.into_iter().for_each(|point| state.races.end(point));
         notify();
         Ok(())
     }
@@ -81,7 +81,7 @@ extern "C" fn cuFileBatchIODestroy(handle: Handle) {
         if let Some(batch) = state.cufile.batches.remove(&handle) {
             let points =
                 batch.waiting.iter().map(|entry| entry.point).chain(batch.completed.iter().map(|entry| entry.1));
-            points.for_each(|point| state.order.forget(point));
+            points.for_each(|point| state.races.forget(point));
         }
         notify();
         Ok(())
@@ -148,7 +148,7 @@ fn status(
     let batch = state.batch(handle)?;
     let reported: Vec<_> = batch.completed.drain(..events_max.min(batch.completed.len())).collect();
     for (index, (event, point)) in reported.iter().enumerate() {
-        state.order.forget(*point);
+        state.races.forget(*point);
         events.put_at(index, *event)?;
     }
     count.put(reported.len() as u32)?;
@@ -178,7 +178,7 @@ fn perform_entries(handle: Handle) {
         let moved = fault.map_or_else(|| transfer.run(), Err);
         let (status, result) = moved.map_or_else(|code| (FAILED, -(code.abs() as isize)), |n| (COMPLETE, n as isize));
         let mut state = lock();
-        state.order.end(point);
+        state.races.end(point);
         if let Some(batch) = state.cufile.batches.get_mut(&handle) {
             batch.running = 0;
             batch.completed.push((IoEvent { cookie, status, result }, point));

@@ -33,7 +33,7 @@ fn move_now(label: &'static str, request: Request) -> isize {
         let point = state.begin_transfer(label, transfer.used);
         drop(state);
         let moved = transfer.run();
-        lock().order.forget(point);
+        lock().races.forget(point);
         moved
     });
     match moved {

@@ -144,8 +144,8 @@ impl Queued {
                 return Err(INVALID_VALUE);
             }
             let transfer = state.transfer_on(request)?;
-            let found = state.order.correct(point, transfer.used);
-            state.violations(found);
+            let found = state.races.correct(point, transfer.used);
+            state.record_violations(found);
             transfer
         };
         transfer.run()

@@ -58,7 +58,7 @@ cufile_calls! {
     fn cuFileBufDeregister(base: u64) |mut state| {
         opened(&state)?;
         let bytes = state.cufile.buffers.remove(&base).ok_or(INVALID_VALUE)?;
-        let busy = state.order.users(base, bytes).find(|entry| !entry.over && entry.label.starts_with("cuFile"));
+        let busy = state.races.users(base, bytes).find(|entry| !entry.over && entry.label.starts_with("cuFile"));
         if let Some(label) = busy.map(|entry| entry.label) {
             state.call_log.violation(format!("lifetime: cuFileBufDeregister of {base:#x} used by {label}"));
         }

@@ -99,8 +99,8 @@ impl DriverState {
     pub(super) fn begin_transfer(&mut self, label: &'static str, used: Access) -> Point {
         let point = Point { stream: StreamId(self.handle()), seq: 1 };
         let entry = TrackedOp { point, label, uses: vec![used], clock: Clock::default(), over: false };
-        let found = self.order.begin(entry);
-        self.violations(found);
+        let found = self.races.begin(entry);
+        self.record_violations(found);
         point
     }
 }

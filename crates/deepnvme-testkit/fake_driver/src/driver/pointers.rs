@@ -8,6 +8,23 @@ use crate::state::DriverState;
 const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 
+/// The values of `CUpointer_attribute` that the driver answers.
+mod attribute {
+    pub(super) const CONTEXT: i32 = 1;
+    pub(super) const MEMORY_TYPE: i32 = 2;
+    pub(super) const DEVICE_POINTER: i32 = 3;
+    pub(super) const HOST_POINTER: i32 = 4;
+    pub(super) const SYNC_MEMOPS: i32 = 6;
+    pub(super) const BUFFER_ID: i32 = 7;
+    pub(super) const IS_MANAGED: i32 = 8;
+    pub(super) const DEVICE_ORDINAL: i32 = 9;
+    pub(super) const IS_LEGACY_CUDA_IPC_CAPABLE: i32 = 10;
+    pub(super) const RANGE_START_ADDR: i32 = 11;
+    pub(super) const RANGE_SIZE: i32 = 12;
+    pub(super) const MAPPED: i32 = 13;
+    pub(super) const IS_GPU_DIRECT_RDMA_CAPABLE: i32 = 15;
+}
+
 /// The attributes of an address.
 #[derive(Clone, Copy, Debug)]
 struct Described {
@@ -56,27 +73,27 @@ fn describe(state: &DriverState, address: u64) -> Option<Described> {
     Some(Described { memory_type: HOST, device, context: state.primary_context_of(device), start, bytes, id: start })
 }
 
-/// Answers are as wide as `CUpointer_attribute` says for each; the caller's value is no wider.
+/// Writes an attribute, with the width that `CUpointer_attribute` has for it: the caller's variable has no more bytes.
 fn put_attribute(data: Out<u64>, attribute: i32, address: u64, of: &Described) -> Outcome {
     let known = of.memory_type != 0;
     let narrow = |value: u32| Out::<u32>::at(data.address()).put(value);
     let flag = |value: bool| Out::<u8>::at(data.address()).put(u8::from(value));
     match attribute {
-        1 => data.put(of.context),
-        2 => narrow(of.memory_type),
-        3 => data.put(if known { address } else { 0 }),
-        4 if of.memory_type == HOST => data.put(address),
-        4 if known => Err(INVALID_VALUE),
-        4 => data.put(0),
-        6 => narrow(0),
-        7 => data.put(of.id),
-        8 => flag(false),
-        9 => narrow(of.device.cast_unsigned()),
-        10 => flag(of.memory_type == DEVICE),
-        11 => data.put(of.start),
-        12 => data.put(of.bytes as u64),
-        13 => flag(known),
-        15 => flag(of.memory_type == DEVICE),
+        attribute::CONTEXT => data.put(of.context),
+        attribute::MEMORY_TYPE => narrow(of.memory_type),
+        attribute::DEVICE_POINTER => data.put(if known { address } else { 0 }),
+        attribute::HOST_POINTER if of.memory_type == HOST => data.put(address),
+        attribute::HOST_POINTER if known => Err(INVALID_VALUE),
+        attribute::HOST_POINTER => data.put(0),
+        attribute::SYNC_MEMOPS => narrow(0),
+        attribute::BUFFER_ID => data.put(of.id),
+        attribute::IS_MANAGED => flag(false),
+        attribute::DEVICE_ORDINAL => narrow(of.device.cast_unsigned()),
+        attribute::IS_LEGACY_CUDA_IPC_CAPABLE => flag(of.memory_type == DEVICE),
+        attribute::RANGE_START_ADDR => data.put(of.start),
+        attribute::RANGE_SIZE => data.put(of.bytes as u64),
+        attribute::MAPPED => flag(known),
+        attribute::IS_GPU_DIRECT_RDMA_CAPABLE => flag(of.memory_type == DEVICE),
         _ => Err(INVALID_VALUE),
     }
 }

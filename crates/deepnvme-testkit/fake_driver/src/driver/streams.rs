@@ -57,7 +57,7 @@ driver_calls! {
             return Err(NOT_READY);
         }
         let clock = stream.queue.clock.clone();
-        state.order.observe(&clock);
+        state.races.observe(&clock);
         Ok(())
     }
 
@@ -107,7 +107,7 @@ driver_calls! {
         let data = data.expose_provenance();
         let work = Box::new(move |before: &Clock| {
             // The function learns that all before it in its stream is over, and may tell any thread.
-            lock().order.observe(before);
+            lock().races.observe(before);
             // SAFETY: the caller of `cuLaunchHostFunc` promises that the function may be called with this argument
             // until its turn comes.
             as_host_function(|| unsafe { function(std::ptr::with_exposed_provenance_mut(data)) });

@@ -38,11 +38,11 @@ impl DriverState {
         }
         for (base, bytes) in allocations {
             self.memory.remove(base);
-            self.order.forget_range(base, bytes);
+            self.races.forget_range(base, bytes);
         }
         for range in ranges {
             self.host.remove(range.start);
-            self.order.forget_range(range.start as u64, range.bytes);
+            self.races.forget_range(range.start as u64, range.bytes);
         }
         notify();
     }
@@ -75,6 +75,6 @@ pub(crate) fn release_primary_context(mut state: DriverGuard, device: Device) ->
 pub(crate) fn synchronise_device(state: DriverGuard, device: Device) -> DriverGuard {
     let (ends, clock) = state.streams.ends(device, |_| true);
     let mut state = wait_until(state, |state| ends.iter().all(|end| state.streams.reached(*end)));
-    state.order.observe(&clock);
+    state.races.observe(&clock);
     state
 }

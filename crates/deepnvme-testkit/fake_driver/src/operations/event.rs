@@ -46,7 +46,7 @@ impl DriverState {
         if !self.streams.reached(record.point) {
             return Err(NOT_READY);
         }
-        self.order.observe(&record.clock);
+        self.races.observe(&record.clock);
         Ok(())
     }
 
@@ -71,7 +71,7 @@ impl DriverState {
 pub(crate) fn synchronise(state: DriverGuard, handle: Handle) -> Outcome {
     let Some(record) = state.events.get(handle)?.record.clone() else { return Ok(()) };
     let mut state = wait_until(state, |state| state.streams.reached(record.point));
-    state.order.observe(&record.clock);
+    state.races.observe(&record.clock);
     Ok(())
 }
 

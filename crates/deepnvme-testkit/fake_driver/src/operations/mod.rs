@@ -1,4 +1,4 @@
-//! What the functions of both libraries do with the state, by subject.
+//! Operations of the functions of both libraries on the state, by subject.
 //!
 //! | module | contents |
 //! | --- | --- |

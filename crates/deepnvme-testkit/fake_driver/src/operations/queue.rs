@@ -49,21 +49,21 @@ impl DriverState {
         &mut self,
         id: StreamId,
         op: StreamOp,
-        extra: &[Point],
-        known: &Clock,
+        waits_for: &[Point],
+        predecessors: &Clock,
     ) -> Outcome<Point> {
         if self.captures.has(id) {
             self.call_log.count("captured_ops");
             return Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted });
         }
         let point = self.next_point(id)?;
-        let (mut after, implied) = self.implied(id)?;
-        after.extend_from_slice(extra);
+        let (mut after, clock) = self.legacy_dependencies(id)?;
+        after.extend_from_slice(waits_for);
         let delay_us = self.config.delay_us;
         let stream = self.streams.get_mut(id)?;
         stream.queue.submitted = point.seq;
-        stream.queue.clock.join(&implied);
-        stream.queue.clock.join(known);
+        stream.queue.clock.join(&clock);
+        stream.queue.clock.join(predecessors);
         stream.queue.clock.reach(point);
         let delay = match op.delay {
             Delay::None => Duration::ZERO,
@@ -72,14 +72,14 @@ impl DriverState {
         };
         let clock = stream.queue.clock.clone();
         stream.queue.ops.push_back(QueuedOp { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
-        let found = self.order.begin(TrackedOp { point, label: op.label, uses: op.uses, clock, over: false });
-        self.violations(found);
+        let found = self.races.begin(TrackedOp { point, label: op.label, uses: op.uses, clock, over: false });
+        self.record_violations(found);
         notify();
         Ok(point)
     }
 
     /// Returns the implicit dependencies by the legacy default stream.
-    fn implied(&mut self, id: StreamId) -> Outcome<(Vec<Point>, Clock)> {
+    fn legacy_dependencies(&mut self, id: StreamId) -> Outcome<(Vec<Point>, Clock)> {
         let Stream { device, kind, .. } = *self.streams.get(id)?;
         Ok(match kind {
             StreamKind::Legacy => {
@@ -96,12 +96,12 @@ pub(crate) fn synchronise(mut state: DriverGuard, id: StreamId) -> DriverGuard {
     let Ok(stream) = state.streams.get(id) else { return state };
     let (end, clock) = (Point { stream: id, seq: stream.queue.submitted }, stream.queue.clock.clone());
     state = wait_until(state, |state| state.streams.reached(end));
-    state.order.observe(&clock);
+    state.races.observe(&clock);
     state
 }
 
 /// The thread of a stream.
-pub(crate) fn work_off(id: StreamId) {
+pub(crate) fn run_stream(id: StreamId) {
     while let Some(op) = next(id) {
         if !op.delay.is_zero() {
             thread::sleep(op.delay);
@@ -114,7 +114,7 @@ pub(crate) fn work_off(id: StreamId) {
         if let Ok(stream) = state.streams.get_mut(id) {
             stream.queue.completed = op.seq;
         }
-        state.order.end(Point { stream: id, seq: op.seq });
+        state.races.end(Point { stream: id, seq: op.seq });
         notify();
     }
 }

@@ -9,7 +9,7 @@ use crate::state::{DriverGuard, DriverState, wait_until};
 /// Releases a range: records pending accesses, waits for them, and removes them.
 pub(crate) fn release_range(mut state: DriverGuard, action: &str, start: u64, bytes: usize) -> DriverGuard {
     let users: Vec<(Point, String)> = state
-        .order
+        .races
         .users(start, bytes)
         .map(|entry| {
             let how = if entry.over { "that nobody has waited for" } else { "that is not over" };
@@ -18,12 +18,12 @@ pub(crate) fn release_range(mut state: DriverGuard, action: &str, start: u64, by
             (entry.point, format!("{text} (stream {stream:#x}, op {seq})"))
         })
         .collect();
-    state.violations(users.iter().map(|(_, text)| text.clone()).collect());
+    state.record_violations(users.iter().map(|(_, text)| text.clone()).collect());
     let over = |state: &DriverState, point: Point| {
-        !state.order.users(start, bytes).any(|entry| entry.point == point && !entry.over)
+        !state.races.users(start, bytes).any(|entry| entry.point == point && !entry.over)
     };
     state = wait_until(state, |state| users.iter().all(|(point, _)| over(state, *point)));
-    state.order.forget_range(start, bytes);
+    state.races.forget_range(start, bytes);
     state
 }
 

@@ -4,7 +4,7 @@
 
 use std::thread;
 
-use super::queue::work_off;
+use super::queue::run_stream;
 use crate::abi::{Device, Handle, INVALID_HANDLE, OUT_OF_MEMORY, Outcome};
 use crate::state::DriverState;
 use crate::state::clock::StreamId;
@@ -22,7 +22,7 @@ impl DriverState {
         let id = StreamId(self.handle());
         let stream = Stream { device, kind, is_destroyed: false, cufile: None, queue: OpQueue::new(self.rng(id.0)) };
         self.streams.insert(id, stream);
-        let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || work_off(id));
+        let spawned = thread::Builder::new().name("fake_driver stream".to_owned()).spawn(move || run_stream(id));
         if spawned.is_err() {
             self.streams.remove(id);
             return Err(OUT_OF_MEMORY);

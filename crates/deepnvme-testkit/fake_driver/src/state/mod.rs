@@ -60,7 +60,7 @@ pub(crate) struct DriverState {
     pub(crate) events: Events,
     pub(crate) memory: Memory,
     pub(crate) host: Host,
-    pub(crate) order: RaceDetector,
+    pub(crate) races: RaceDetector,
     pub(crate) cufile: CuFile,
     pub(crate) captures: Captures,
     handles: Handle,
@@ -124,7 +124,7 @@ impl DriverState {
             events: Events::default(),
             memory: Memory::default(),
             host: Host::default(),
-            order: RaceDetector::default(),
+            races: RaceDetector::default(),
             cufile: CuFile::new(config.compat),
             captures: Captures::default(),
             handles: 0x5354_414e_0000,
@@ -162,7 +162,7 @@ impl DriverState {
     }
 
     /// Records violations.
-    pub(crate) fn violations(&mut self, found: Vec<String>) {
+    pub(crate) fn record_violations(&mut self, found: Vec<String>) {
         for text in found {
             self.call_log.violation(text);
         }

@@ -44,7 +44,7 @@ def check(streamer: LayerStreamer, units: list[list[tuple[str, int, int]]], cont
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
+def test_every_unit_has_the_bytes_of_the_file(tmp_path: Path, seed: int) -> None:
     chooser = random.Random(seed)
     sizes = [
         [chooser.randrange(1, 9000) for _ in range(chooser.randrange(1, 4))] for _ in range(chooser.randrange(1, 9))
@@ -54,13 +54,11 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
     slots = chooser.randrange(1, len(units) + 2)
     ahead = chooser.choice([None, 0, 1, 2, 50])
     streamer = LayerStreamer(units, memory=slots * largest, prefetch_layers=ahead)
-    known: dict[int, list[bytes]] = {}
     for step in range(60):
         unit = step % len(units) if chooser.random() < 0.8 else chooser.randrange(len(units))
         slot = streamer.acquire(unit)
         read = [bytes(slot.tensor(index).numpy()) for index in range(len(units[unit]))]
         assert read == [content[offset : offset + nbytes] for _, offset, nbytes in units[unit]]
-        assert known.setdefault(unit, read) == read
         streamer.release(unit)
     # Partly used pages count, so that small units have some more room.
     assert streamer.stats()["slots"] <= len(units)
@@ -70,7 +68,7 @@ def test_every_unit_is_as_it_is_in_the_file(tmp_path: Path, seed: int) -> None:
         streamer.acquire(0)
 
 
-def test_what_fits_stays_in_memory(tmp_path: Path) -> None:
+def test_units_that_fit_stay_in_memory(tmp_path: Path) -> None:
     units, content = write_units(tmp_path / "weights", [[4096]] * 10)
     whole = LayerStreamer(units, memory=10 * 4096)
     part = LayerStreamer(units, memory=6 * 4096, prefetch_layers=2)
@@ -88,9 +86,13 @@ def test_what_fits_stays_in_memory(tmp_path: Path) -> None:
 def test_the_next_units_are_read_while_one_is_in_use(tmp_path: Path) -> None:
     units, _ = write_units(tmp_path / "weights", [[500_000]] * 6)
     streamer = LayerStreamer(units, memory=3 * 500_000)
-    for unit in [*range(6)] * 3:
+    units_in_turn = [*range(6)] * 3
+    for unit in units_in_turn:
         streamer.acquire(unit)
-        time.sleep(0.02)
+        ahead = streamer.stats()["fetches_ahead"]
+        end = time.monotonic() + 0.5
+        while streamer.stats()["fetches_ahead"] == ahead and time.monotonic() < end:
+            time.sleep(0.001)
         streamer.release(unit)
     stats = streamer.stats()
     assert stats["fetches_ahead"] > stats["fetches"] / 2
@@ -110,7 +112,7 @@ def test_units_in_use_keep_their_memory(tmp_path: Path) -> None:
         streamer.release(3)
 
 
-def test_a_file_that_shrinks_is_an_error_and_no_end(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_raises(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     units, content = write_units(path, [[60_000, 70_000]] * 4)
     streamer = LayerStreamer(units, memory=2 * 130_000)

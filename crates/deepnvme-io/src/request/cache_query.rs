@@ -1,5 +1,5 @@
-//! Whether the blocks of a direct read come from the page cache after all. One answer of the kernel serves the blocks of
-//! several MiB.
+//! Decides whether blocks of a direct read come from the page cache instead. One query of the kernel serves the blocks
+//! of several MiB.
 
 use std::ops::Range;
 
@@ -7,30 +7,30 @@ use crate::file::{CachedShare, TensorFile};
 use crate::split::{Block, BlockPlan};
 use crate::sync::{Mutex, lock};
 
-/// Maximum bytes of one question.
-const QUESTION_BYTES_MAX: u64 = 8 << 20;
-/// Fewest bytes that are worth a question, which is a system call.
-const QUESTION_BYTES_MIN: u64 = if cfg!(simulated) { 4 << 10 } else { 16 << 10 };
+/// Maximum bytes of one query.
+const QUERY_BYTES_MAX: u64 = 8 << 20;
+/// Minimum bytes that are worth a query, which is a system call.
+const QUERY_BYTES_MIN: u64 = if cfg!(simulated) { 4 << 10 } else { 16 << 10 };
 
-/// The latest answer, shared by the workers of a request.
+/// The result of the latest query, shared by the workers of a request.
 #[derive(Debug)]
-pub(super) struct LatestAnswer(Mutex<Option<CacheAnswer>>);
+pub(super) struct LatestQuery(Mutex<Option<QueryResult>>);
 
-/// The kernel's answer for a range of a file.
+/// The result of a query for a range of a file.
 #[derive(Clone, Debug)]
-struct CacheAnswer {
+struct QueryResult {
     file: usize,
     range: Range<u64>,
     share: CachedShare,
 }
 
-impl CacheAnswer {
+impl QueryResult {
     fn covers(&self, block: &Block) -> bool {
         self.file == block.file && self.range.start <= block.range.start && block.range.end <= self.range.end
     }
 }
 
-impl LatestAnswer {
+impl LatestQuery {
     pub(super) fn unknown() -> Self {
         Self(Mutex::new(None))
     }
@@ -41,14 +41,14 @@ impl LatestAnswer {
         let share = match known {
             Some(answer) => answer.share,
             None => {
-                let range = plan.rest_of_extent(block, QUESTION_BYTES_MAX);
+                let range = plan.rest_of_extent(block, QUERY_BYTES_MAX);
                 let bytes = (range.end - range.start).min(file.contiguous_bytes(range.start));
-                if bytes < QUESTION_BYTES_MIN {
+                if bytes < QUERY_BYTES_MIN {
                     return false;
                 }
                 let range = range.start..range.start + bytes;
                 let share = file.cached_share(&range);
-                *lock(&self.0) = Some(CacheAnswer { file: block.file, range, share });
+                *lock(&self.0) = Some(QueryResult { file: block.file, range, share });
                 share
             }
         };
