@@ -55,6 +55,27 @@ def check_text(error: BaseException, path: Path, needed: int) -> None:
     assert str(error).partition(": '")[0].endswith("the disk is full; free some space or choose another folder")
 
 
+@pytest.mark.parametrize("kind", ["write", "save", "Checkpointer", "Swapper"])
+def test_a_disk_that_holds_no_more_files_says_so(small_disk: Path, random_bytes: RandomBytes, kind: str) -> None:
+    subprocess.run(["mount", "-o", "remount,nr_inodes=100", small_disk], capture_output=True, check=False)
+    made = 0
+    while os.statvfs(small_disk).f_ffree:
+        (small_disk / f"small-{made}").touch()
+        made += 1
+    path = small_disk / "file"
+    calls = {
+        "write": lambda: deepnvme.write(random_bytes(100), path),
+        "save": lambda: deepnvme.save({"a": np.ones(3)}, path),
+        "Checkpointer": lambda: deepnvme.Checkpointer(path).save(1, {"a": 1}),
+        "Swapper": lambda: deepnvme.Swapper(small_disk, memory="1MB"),
+    }
+    with pytest.raises(deepnvme.Error, match=r"can hold no more files \(`df -i`\)") as caught:
+        calls[kind]()
+    assert caught.value.errno == errno.ENOSPC
+    assert "bytes" not in str(caught.value)
+    assert len(names(small_disk)) == made
+
+
 @pytest.mark.parametrize("kind", ["write", "batch", "stripes"])
 def test_a_write_that_does_not_fit_leaves_bytes_of_another(
     small_disk: Path, random_bytes: RandomBytes, kind: str

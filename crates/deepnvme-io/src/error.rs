@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::display;
-use crate::free_space::free_bytes;
+use crate::free_space::{Shortage, shortage};
 use crate::op::Errno;
 
 /// The result of fallible calls.
@@ -66,9 +66,9 @@ struct Inner {
     bytes_done: u64,
     errno: Option<Errno>,
     detail: String,
-    /// For a full disk: the bytes that the call needs, and those that were free.
+    /// For a full disk: the bytes that the call needs, and the reason.
     needed_bytes: Option<u64>,
-    free_bytes: Option<u64>,
+    shortage: Option<Shortage>,
 }
 
 impl Error {
@@ -85,7 +85,7 @@ impl Error {
             errno: None,
             detail,
             needed_bytes: None,
-            free_bytes: None,
+            shortage: None,
         }))
     }
 
@@ -156,8 +156,8 @@ impl Error {
     #[must_use]
     pub fn at_path(mut self, path: impl Into<PathBuf>) -> Self {
         let (inner, path) = (self.inner_mut(), path.into());
-        if inner.errno == Some(Errno::NOSPC) && inner.free_bytes.is_none() {
-            inner.free_bytes = free_bytes(&path);
+        if inner.errno == Some(Errno::NOSPC) && inner.shortage.is_none() {
+            inner.shortage = shortage(&path);
         }
         inner.path = Some(path);
         self
@@ -243,7 +243,8 @@ impl Error {
         &self.0.detail
     }
 
-    /// Returns the explanation and remedy. For a full disk, they begin with the needed and free bytes.
+    /// Returns the explanation and remedy. For a full disk, they begin with the needed and free bytes, unless it lacks
+    /// inodes.
     #[must_use]
     pub fn explanation(&self) -> Cow<'_, str> {
         let inner = &*self.0;
@@ -251,10 +252,13 @@ impl Error {
             0 => format!("{bytes} bytes are needed"),
             done => format!("{bytes} bytes are needed, of which {done} are written"),
         });
-        match (needed, inner.free_bytes) {
-            (Some(needed), Some(free)) => format!("{needed}, and {free} are free; {}", inner.detail).into(),
+        match (needed, inner.shortage) {
+            (_, Some(Shortage::Inodes)) => {
+                "the file system can hold no more files (`df -i`); remove some or choose another folder".into()
+            }
+            (Some(needed), Some(Shortage::Bytes { free })) => format!("{needed}, and {free} are free; {}", inner.detail).into(),
             (Some(needed), None) => format!("{needed}; {}", inner.detail).into(),
-            (None, Some(free)) => format!("{free} bytes are free; {}", inner.detail).into(),
+            (None, Some(Shortage::Bytes { free })) => format!("{free} bytes are free; {}", inner.detail).into(),
             (None, None) => inner.detail.as_str().into(),
         }
     }
@@ -307,6 +311,7 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::MFILE | Errno::NFILE => "too many open files; raise the limit with `ulimit -n`",
         Errno::NOMEM => "the kernel has no memory for it; lower queue_depth or block_bytes",
         Errno::ISDIR => "the path is a folder; name a file in it",
+        Errno::NAMETOOLONG => "shorten it: most file systems allow 255 bytes for a name with its suffixes",
         Errno::LOOP => "name the file that they should lead to, or remove them",
         Errno::NXIO => "the name belongs to a device that is not there, or to a pipe or a socket; name a file",
         Errno::BADF => "the descriptor is closed, or not open for this direction",

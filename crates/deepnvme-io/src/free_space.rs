@@ -3,15 +3,27 @@
 
 use std::path::Path;
 
-/// Returns the free bytes of the file system that has this path, or else its folder. `None` if the kernel does not say.
-pub(crate) fn free_bytes(path: &Path) -> Option<u64> {
+/// The reason why a file system is full.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Shortage {
+    /// It has too few free bytes, which these are.
+    Bytes { free: u64 },
+    /// It has no free inode: it can hold no more files.
+    Inodes,
+}
+
+/// Returns the shortage of the file system that has this path, or else its folder. `None` if the kernel does not say.
+pub(crate) fn shortage(path: &Path) -> Option<Shortage> {
     // Simulated disks are not the kernel's.
     if cfg!(simulated) {
         return None;
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let space = rustix::fs::statvfs(path).or_else(|_| rustix::fs::statvfs(folder)).ok()?;
-    Some(available(space.f_bavail, space.f_blocks).saturating_mul(space.f_frsize))
+    let free = available(space.f_bavail, space.f_blocks).saturating_mul(space.f_frsize);
+    // File systems without a fixed number of inodes report none at all.
+    let has_no_inode = space.f_files > 0 && space.f_ffree == 0;
+    Some(if has_no_inode { Shortage::Inodes } else { Shortage::Bytes { free } })
 }
 
 /// Returns the free blocks. Some file systems subtract their reserve from fewer blocks, and wrap around.
@@ -30,7 +42,7 @@ mod tests {
 
     #[test]
     fn a_name_in_the_current_folder_and_a_missing_folder() {
-        assert!(free_bytes(Path::new("file")).is_some());
-        assert_eq!(free_bytes(Path::new("/no/such/folder/file")), None);
+        assert!(matches!(shortage(Path::new("file")), Some(Shortage::Bytes { .. })));
+        assert_eq!(shortage(Path::new("/no/such/folder/file")), None);
     }
 }
