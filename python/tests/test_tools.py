@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
 import signal
@@ -9,12 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
 
 import deepnvme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schema"
 
@@ -110,6 +115,28 @@ def test_wrong_arguments_and_refusals_are_exceptions(tmp_path: Path) -> None:
     with pytest.raises(deepnvme.Error, match="a folder that exists"):
         deepnvme.bench("read", tmp_path, "--gpu")
     assert Path(__file__).exists()
+
+
+@pytest.mark.parametrize("command", [deepnvme.tune, functools.partial(deepnvme.bench, "read")])
+def test_a_missing_folder_is_a_typed_error(tmp_path: Path, command: Callable[..., object]) -> None:
+    missing = tmp_path / "none"
+    with pytest.raises(deepnvme.errors.NotFoundError, match=r"Errno 2.*name a folder that exists") as error:
+        command(missing)
+    assert (error.value.errno, error.value.filename) == (errno.ENOENT, str(missing))
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    began = time.monotonic()
+    for name in ("map.svg", "out.toml"):
+        output = tmp_path / "none" / name
+        arguments: dict[str, Any] = {"plot" if name == "map.svg" else "output": output}
+        with pytest.raises(deepnvme.errors.NotFoundError) as error:
+            deepnvme.tune(tmp_path, budget=60, **({"output": tmp_path / "other.toml"} | arguments))
+        assert error.value.filename == str(output)
+    with pytest.raises(deepnvme.errors.NotFoundError):
+        deepnvme.bench("read", tmp_path, plot=tmp_path / "none" / "map.svg")
+    assert time.monotonic() - began < 30
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_command_is_the_same_from_both_entry_points(tmp_path: Path) -> None:

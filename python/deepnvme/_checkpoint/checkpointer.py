@@ -72,7 +72,7 @@ class Checkpointer:
     Close the Checkpointer before ``destroy_process_group``.
 
     Args:
-        folder: where to save; created if missing.
+        folder: where to save. If missing, it is created by the first save; with several processes, at once.
         keep: how many checkpoints to keep. Default 3; ``None`` keeps all.
         every: which calls of ``save`` write a checkpoint: steps that are a multiple of this number, or a minimum time
             between checkpoints (``datetime.timedelta``). Default: every call.
