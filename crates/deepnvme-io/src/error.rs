@@ -309,6 +309,7 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::FBIG => "the file would be larger than the file system or `ulimit -f` allows",
         Errno::MFILE | Errno::NFILE => "too many open files; raise the limit with `ulimit -n`",
         Errno::NOMEM => "the kernel has no memory for it; lower queue_depth or block_bytes",
+        Errno::NOTDIR => "a part of the path is a file; name a folder there",
         Errno::ISDIR => "name a file in it",
         Errno::LOOP => "name the file that they should lead to, or remove them",
         Errno::NXIO => "the name belongs to a device that is not there, or to a pipe or a socket; name a file",

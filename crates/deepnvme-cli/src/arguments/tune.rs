@@ -20,9 +20,7 @@ use super::values::{Durability, Memory};
 The search tries all candidates in turn and drops the worse half after each round. Among indistinguishable candidates it
 keeps the defaults, or else chooses the one with the fewest bytes in flight. Ctrl-C keeps the best so far. Use the
 settings in Python with deepnvme.Engine.from_file(\"deepnvme.toml\"), or with DEEPNVME_CONFIG=deepnvme.toml for the
-default engine.
-
-Exit status: 0 success, 1 failure, 2 usage error."
+default engine."
 )]
 pub(crate) struct TuneArguments {
     /// Folders to tune for; at least one

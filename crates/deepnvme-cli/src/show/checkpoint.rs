@@ -115,10 +115,10 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         root.draw(1, depth, &mut out);
     }
     if files.len() > 1 {
-        let (tensors, bytes) = files
-            .iter()
-            .fold((0, 0), |(tensors, bytes), file| (tensors + file.tensors.len(), bytes + file.tensor_bytes));
-        let _ = writeln!(out, "total: {} files, {}, {}", files.len(), tensors_text(tensors), bytes_text(bytes));
+        let tensors = files.iter().map(|file| file.tensors.len()).sum();
+        let values = files.iter().map(|file| file.values.len()).sum();
+        let bytes = files.iter().map(|file| file.tensor_bytes).sum();
+        let _ = writeln!(out, "total: {} files, {}, {}", files.len(), entries_text(tensors, values), bytes_text(bytes));
     }
     out
 }
