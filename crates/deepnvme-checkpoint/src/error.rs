@@ -106,7 +106,8 @@ pub enum Error {
     },
     /// The manifest of a folder is damaged.
     #[error(
-        "{}: this is not a manifest of checkpoints ({detail}); move it away, and load a checkpoint by its file name",
+        "{}: this is not a manifest of checkpoints: {detail}. To go on without it, move it away and load a checkpoint by \
+         its file name",
         display::path(path)
     )]
     Manifest {
