@@ -166,7 +166,7 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=.", "--memory=1GB", "--prompt=x"]]
+    "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=org/model", "--memory=1GB", "--prompt=x"]]
 )
 def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
     code = (
@@ -180,6 +180,27 @@ def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]
     assert told.stderr.startswith("deepnvme: ")
     assert told.stderr.endswith(f"; install it: {sys.executable} -m pip install torch transformers\n")
     assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "--model=org/model", "--memory=1XB", "--prompt=x"], "is not a size"),
+        (["generate", "--model=.", "--memory=1GB", "--prompt=x"], "has no config.json"),
+        (["stream-bench", "none"], "none is not a folder"),
+        (["stream-bench", ".", "--model-size=big"], "is not a size"),
+    ],
+)
+def test_a_mistake_is_found_before_torch_is_imported(tmp_path: Path, arguments: list[str], text: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'deepnvme';"
+        "from deepnvme.__main__ import main; sys.exit(main())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout) == (2, "")
+    assert text in told.stderr
 
 
 @pytest.mark.parametrize("name", ["save", "stream", "offload_parameters", "Swapper"])
