@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import json
 import os
 import signal
@@ -9,12 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import pytest
 
 import deepnvme
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SCHEMAS = Path(__file__).parents[2] / "docs" / "reference" / "schema"
 
@@ -112,6 +117,28 @@ def test_wrong_arguments_and_refusals_are_exceptions(tmp_path: Path) -> None:
     assert Path(__file__).exists()
 
 
+@pytest.mark.parametrize("command", [deepnvme.tune, functools.partial(deepnvme.bench, "read")])
+def test_a_missing_folder_is_a_typed_error(tmp_path: Path, command: Callable[..., object]) -> None:
+    missing = tmp_path / "none"
+    with pytest.raises(deepnvme.errors.NotFoundError, match=r"Errno 2.*name a folder that exists") as error:
+        command(missing)
+    assert (error.value.errno, error.value.filename) == (errno.ENOENT, str(missing))
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    began = time.monotonic()
+    for name in ("map.svg", "out.toml"):
+        output = tmp_path / "none" / name
+        arguments: dict[str, Any] = {"plot" if name == "map.svg" else "output": output}
+        with pytest.raises(deepnvme.errors.NotFoundError) as error:
+            deepnvme.tune(tmp_path, budget=60, **({"output": tmp_path / "other.toml"} | arguments))
+        assert error.value.filename == str(output)
+    with pytest.raises(deepnvme.errors.NotFoundError):
+        deepnvme.bench("read", tmp_path, plot=tmp_path / "none" / "map.svg")
+    assert time.monotonic() - began < 30
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_command_is_the_same_from_both_entry_points(tmp_path: Path) -> None:
     script = Path(sys.executable).with_name("deepnvme")
     done = subprocess.run([script, "report", "--json", tmp_path], check=False, capture_output=True, text=True)
@@ -139,7 +166,7 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=.", "--memory=1GB", "--prompt=x"]]
+    "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=org/model", "--memory=1GB", "--prompt=x"]]
 )
 def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
     code = (
@@ -153,6 +180,27 @@ def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]
     assert told.stderr.startswith("deepnvme: ")
     assert told.stderr.endswith(f"; install it: {sys.executable} -m pip install torch transformers\n")
     assert told.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["generate", "--model=org/model", "--memory=1XB", "--prompt=x"], "is not a size"),
+        (["generate", "--model=.", "--memory=1GB", "--prompt=x"], "has no config.json"),
+        (["stream-bench", "none"], "none is not a folder"),
+        (["stream-bench", ".", "--model-size=big"], "is not a size"),
+    ],
+)
+def test_a_mistake_is_found_before_torch_is_imported(tmp_path: Path, arguments: list[str], text: str) -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'deepnvme';"
+        "from deepnvme.__main__ import main; sys.exit(main())"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert (told.returncode, told.stdout) == (2, "")
+    assert text in told.stderr
 
 
 @pytest.mark.parametrize("name", ["save", "stream", "offload_parameters", "Swapper"])

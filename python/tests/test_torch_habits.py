@@ -256,3 +256,54 @@ def test_modules_resolve_as_attributes() -> None:
         "assert deepnvme.deepspeed.install\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_array_of_numpy_is_named_once_with_its_remedy() -> None:
+    numpy = pytest.importorskip("numpy")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        deepnvme.save({"a": numpy.ones(3), "deep": [numpy.float64(2)], "b": numpy.ones(3)}, "state.pt")
+    (warning,) = said
+    text = str(warning.message)
+    assert "['a'] is a numpy array: save torch.from_numpy(array); ['deep'][0] is a numpy float64: save value" in text
+    assert text.count("torch.from_numpy") == 2
+    assert "_reconstruct" not in text
+    assert "numpy.dtype" not in text
+
+
+@pytest.mark.parametrize("module", [torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(2, 3))])
+def test_a_pickled_module_is_answered_with_its_state_dict(module: Any) -> None:
+    torch.save(module, "model.pt")
+    with pytest.raises(deepnvme.errors.UnsafeFileError, match=r"pickled module.*save its state_dict\(\)") as error:
+        deepnvme.load("model.pt")
+    assert "add_safe_globals" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "remedy"),
+    [
+        (("cpu",), {}, r"device='cpu', or torch.load's name map_location='cpu'"),
+        ((torch.device("cpu"),), {}, r"device=.*map_location="),
+        ((), {"dtype": torch.float16}, r"into=.*cast=True"),
+        ((), {"strict": False}, r"into="),
+        ((), {"nonsense": 1}, r"unexpected keyword argument 'nonsense'$"),
+    ],
+)
+def test_arguments_that_load_lacks_name_those_that_it_has(
+    arguments: tuple[Any, ...], named: dict[str, Any], remedy: str
+) -> None:
+    with pytest.raises(TypeError, match=remedy):
+        deepnvme.load("model.pt", *arguments, **named)
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("~/model.pt", r"os\.path\.expanduser"),
+        ("org/model", "hf download org/model"),
+        ("org/model.pt", "check the path, and that its folder exists: 'org/model.pt'$"),
+    ],
+)
+def test_a_path_of_another_kind_is_recognised(path: str, remedy: str) -> None:
+    with pytest.raises(FileNotFoundError, match=remedy):
+        deepnvme.load(path)

@@ -56,7 +56,7 @@ pub enum Error {
     },
     /// The file list of a checkpoint differs from the saved one.
     #[error(
-        "{}: this list of files is not the one that was saved: its checksum does not match; restore it from a copy, or \
+        "{}: this list of files is not the one that was saved: its checksum does not match. Restore it from a copy, or \
          remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and \
          {:?} from it. verify='off' does not look at the checksum",
         display::path(path),
@@ -95,7 +95,7 @@ pub enum Error {
     },
     /// Another process saves into the folder.
     #[error(
-        "{}: {holder} saves into this folder; close its Checkpointer, or save into another folder. Reading needs no lock",
+        "{}: {holder} saves into this folder; close that Checkpointer, or save into another folder. Reading needs no lock",
         display::path(path)
     )]
     Locked {
@@ -106,7 +106,8 @@ pub enum Error {
     },
     /// The manifest of a folder is damaged.
     #[error(
-        "{}: this is not a manifest of checkpoints ({detail}); move it away, and load a checkpoint by its file name",
+        "{}: this is not a manifest of checkpoints: {detail}. To go on without it, move it away and load a checkpoint by \
+         its file name",
         display::path(path)
     )]
     Manifest {

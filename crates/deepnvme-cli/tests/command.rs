@@ -392,7 +392,7 @@ fn deepspeeds_commands_take_its_options_and_print_its_lines() {
     }
     let (status, text, stderr) = run(&["ds_io", "--io_size", "1M"]);
     assert!(
-        status == 2 && stderr.contains("Found 1 validation errors\n  0: At least one of --folder"),
+        status == 2 && stderr.contains("Found 1 validation error(s)\n  1: At least one of --folder"),
         "{text}{stderr}"
     );
     let (status, _, stderr) = run(&["ds_io", "--io_sise", "1M"]);

@@ -159,6 +159,9 @@ impl Error {
         if inner.errno == Some(Errno::NOSPC) && inner.shortage.is_none() {
             inner.shortage = shortage(&path);
         }
+        if inner.errno == Some(Errno::NOENT) && path.starts_with("~") {
+            inner.detail = "`~` is a name like any other here; pass os.path.expanduser(path)".into();
+        }
         inner.path = Some(path);
         self
     }
@@ -274,10 +277,10 @@ pub fn kernel_words(errno: Errno) -> String {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let inner = &*self.0;
-        f.write_str(inner.operation)?;
         if let Some(path) = &inner.path {
-            write!(f, " {}", display::path(path))?;
+            write!(f, "{}: ", display::path(path))?;
         }
+        f.write_str(inner.operation)?;
         if let Some(offset) = inner.offset {
             write!(f, " at offset {offset}")?;
         }
@@ -310,7 +313,8 @@ fn remedy(errno: Errno) -> &'static str {
         Errno::FBIG => "the file would be larger than the file system or `ulimit -f` allows",
         Errno::MFILE | Errno::NFILE => "too many open files; raise the limit with `ulimit -n`",
         Errno::NOMEM => "the kernel has no memory for it; lower queue_depth or block_bytes",
-        Errno::ISDIR => "the path is a folder; name a file in it",
+        Errno::NOTDIR => "a part of the path is a file; name a folder there",
+        Errno::ISDIR => "name a file in it",
         Errno::NAMETOOLONG => "shorten it: most file systems allow 255 bytes for a name with its suffixes",
         Errno::LOOP => "name the file that they should lead to, or remove them",
         Errno::NXIO => "the name belongs to a device that is not there, or to a pipe or a socket; name a file",
@@ -344,11 +348,22 @@ mod tests {
     }
 
     #[test]
+    fn a_tilde_is_not_expanded() {
+        let text = Error::os("open", Errno::NOENT).at_path("~/x.pt").to_string();
+        assert!(text.starts_with("~/x.pt: open: No such file") && text.contains("expanduser"), "{text}");
+        let text = Error::os("open", Errno::NOENT).at_path("~x.pt").to_string();
+        assert!(text.ends_with("; check the path, and that its folder exists"), "{text}");
+    }
+
+    #[test]
     fn the_end_of_a_file_names_sizes_and_a_remedy() {
         let error = Error::end_of_file("read", 100, 90, 40).at_path("weights.bin");
         assert_eq!((error.offset(), error.bytes_done()), (Some(90), 10));
         let text = error.to_string();
-        assert!(text.starts_with("read weights.bin at offset 90: the file ends too early: it has 100 bytes"), "{text}");
+        assert!(
+            text.starts_with("weights.bin: read at offset 90: the file ends too early: it has 100 bytes"),
+            "{text}"
+        );
         assert!(text.contains("40 were asked for, of which 10 are there; ask for a range inside"), "{text}");
     }
 }

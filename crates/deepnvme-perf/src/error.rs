@@ -2,8 +2,6 @@
 
 use std::path::Path;
 
-use deepnvme_io::display;
-
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -50,9 +48,14 @@ impl Error {
         Self::Failed(text.into())
     }
 
-    /// Makes a `Failed` error from an I/O error, with the path, the operation and a remedy.
-    pub fn at(path: &Path, operation: &str, error: &std::io::Error) -> Self {
-        Self::Failed(format!("{}: cannot {operation}: {error}{}", display::path(path), remedy(error)))
+    /// Makes an `Engine` error from an I/O error, with the path, the operation (such as "cannot make a file") and a
+    /// remedy.
+    pub fn at(path: &Path, operation: &'static str, error: &std::io::Error) -> Self {
+        let failed = deepnvme_io::Error::from_io(operation, error).at_path(path);
+        Self::Engine(match remedy(error) {
+            Some(remedy) => failed.because(remedy),
+            None => failed,
+        })
     }
 
     /// Returns the exit status: 0 for a closed output, 2 for invalid arguments, 1 for all else.
@@ -72,14 +75,14 @@ impl Error {
     }
 }
 
-fn remedy(error: &std::io::Error) -> &'static str {
+fn remedy(error: &std::io::Error) -> Option<&'static str> {
     use std::io::ErrorKind;
     match error.kind() {
-        ErrorKind::PermissionDenied => "; name a folder that you may write to",
-        ErrorKind::NotFound => "; name a folder that exists",
-        ErrorKind::StorageFull => "; free some space, or make --size smaller",
-        ErrorKind::ReadOnlyFilesystem => "; name a folder on a file system that is mounted read-write",
-        _ => "",
+        ErrorKind::PermissionDenied => Some("name a folder that you may write to"),
+        ErrorKind::NotFound => Some("name a folder that exists"),
+        ErrorKind::StorageFull => Some("free some space, or make --size smaller"),
+        ErrorKind::ReadOnlyFilesystem => Some("name a folder on a file system that is mounted read-write"),
+        _ => None,
     }
 }
 
@@ -90,11 +93,13 @@ mod tests {
     #[test]
     fn errors_have_an_exit_status_and_a_remedy() {
         let refused = std::io::Error::from_raw_os_error(rustix::io::Errno::ACCESS.raw_os_error());
-        let text = Error::at(Path::new("/data"), "make a file", &refused).to_string();
-        assert!(
-            text.starts_with("/data: cannot make a file: ") && text.ends_with("a folder that you may write to"),
-            "{text}"
+        let error = Error::at(Path::new("/data"), "cannot make a file", &refused);
+        let text = error.to_string();
+        assert_eq!(
+            text,
+            "/data: cannot make a file: Permission denied (errno 13); name a folder that you may write to"
         );
+        assert!(matches!(error, Error::Engine(error) if error.errno() == Some(13)));
         assert_eq!(Error::usage("x").exit_status(), 2);
         assert_eq!(Error::Interrupted.exit_status(), 1);
         assert_eq!(Error::OutputClosed.exit_status(), 0);

@@ -72,14 +72,14 @@ class Checkpointer:
     Close the Checkpointer before ``destroy_process_group``.
 
     Args:
-        folder: where to save; created if missing.
+        folder: where to save. If missing, it is created by the first save; with several processes, at once.
         keep: how many checkpoints to keep. Default 3; ``None`` keeps all.
         every: which calls of ``save`` write a checkpoint: steps that are a multiple of this number, or a minimum time
             between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
-        memory: bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept until ``close``.
-            Default: the size of the first state, at most a quarter of the available memory for all processes of a
-            machine.
+        memory: with ``async_``, bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept
+            until ``close``. Default: the size of the first state, at most a quarter of the available memory for all
+            processes of a machine.
         format: ``"pt"`` (default), which takes nested states, or ``"safetensors"``, which takes flat dicts of tensors
             only.
         engine: the engine that transfers the bytes. Default: the default engine.
@@ -134,10 +134,13 @@ class Checkpointer:
             if layout not in ("file", "parts"):
                 msg = f"layout is {layout!r}; it must be 'file' or 'parts'"
                 raise InvalidArgumentError(msg)
-            keep = None if keep is None else whole(keep, "keep (None keeps all)", 1)
+            keep = None if keep is None else whole(keep, "keep", 1, otherwise="None to keep all")
             memory_nbytes = None if memory is None else parse_bytes(memory)
+            if memory is not None and not async_:
+                msg = "memory is for background saves; pass async_=True as well, or leave it out"
+                raise InvalidArgumentError(msg)
             if writers_per_node is not None:
-                writers_per_node = whole(writers_per_node, "writers_per_node (None means all)", 1)
+                writers_per_node = whole(writers_per_node, "writers_per_node", 1, otherwise="None for all")
             self._schedule = SaveSchedule(every)
             options = SaveOptions(engine, durability, checksums)
             progress_callback(progress, "saving", folder)

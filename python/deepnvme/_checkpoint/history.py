@@ -90,10 +90,20 @@ class History:
         self._adopt_manifest(text)
 
     def _read(self) -> tuple[str, Place]:
+        if self._group.is_single and self._can_make_later():
+            # The first save makes it: reading the folder of a mistyped name makes none.
+            return self._read_manifest(), ("", 0, 0)
         # Every process makes its folder: parts go there, even if it is not the leader's.
         self._native.make()
         text = self._read_manifest() if self._group.is_leader else ""
         return text, place_of(self.folder)
+
+    def _can_make_later(self) -> bool:
+        """Whether the folder is missing, and the first save is likely to be able to make it."""
+        if os.path.lexists(self.folder):
+            return False
+        parent = next(above for above in self.folder.parents if os.path.lexists(above))
+        return parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)
 
     def _read_manifest(self) -> str:
         text = self._native.read()
@@ -134,6 +144,9 @@ class History:
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
             steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
+            if not os.path.lexists(self.folder):
+                text = "there is no such folder, and no checkpoint; check the path"
+                raise NotFoundError(errno.ENOENT, text, str(self.folder))
             msg = f"{self.folder}: there is {what}; available steps: {steps}"
             if unlisted := self._native.unlisted():
                 shown = ", ".join(unlisted[:_UNLISTED_SHOWN]) + (", ..." if len(unlisted) > _UNLISTED_SHOWN else "")
@@ -153,6 +166,8 @@ class History:
             The manifest, if this process did not hold the lock before or has found unlisted checkpoints; else ``""``.
         """
         had = self._native.is_claimed
+        if not had:
+            self._native.make()
         since = dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
         name = f"process {os.getpid()} on {socket.gethostname()} (since {since})"
         unlisted, lacks_locks = self._native.claim(name, group_id, self._group.is_leader)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._deepnvme import StripeSet
@@ -16,7 +17,6 @@ from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Literal, TypeAlias
 
     import torch
@@ -30,7 +30,41 @@ if TYPE_CHECKING:
     )
 
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+# Arguments of other loaders, and the way to the same result here.
+_REMEDIES = {
+    "dtype": "pass a state of that dtype as into= with cast=True, or call tensor.to(dtype)",
+    "strict": (
+        "into= fills the tensors that it names and ignores others of the file; for a module, "
+        "module.load_state_dict(state, strict=False)"
+    ),
+}
+
+
+def _explains_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Make errors of arguments that the function lacks name those that it has."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if len(args) > 1:
+            place = f"={args[1]!r}" if isinstance(args[1], str) else "=..."
+            msg = (
+                f"load() takes one positional argument, the path, but {len(args)} were given; name the others, such as "
+                f"device{place}, or torch.load's name map_location{place}"
+            )
+            raise TypeError(msg)
+        for name, remedy in _REMEDIES.items():
+            if name in kwargs:
+                msg = f"load() got an unexpected keyword argument {name!r}; {remedy}"
+                raise TypeError(msg)
+        return function(*args, **kwargs)
+
+    return call
+
+
 @public
+@_explains_arguments
 def load(
     path: _Path,
     *,

@@ -71,6 +71,8 @@ class Pickler(pickle.Pickler):
         self._keys: dict[tuple[str, int, int], tuple[str, torch.dtype]] = {}
         # Classes and functions that `load` refuses, each with the object that needs it.
         self.refused: list[tuple[Any, Any]] = []
+        # Arrays and numbers of numpy: pickle asks for their functions once, and not again for each.
+        self.of_numpy: list[Any] = []
         self._loadable = loadable_globals()
         self._current: Any = None
 
@@ -112,6 +114,8 @@ class Pickler(pickle.Pickler):
         """Note classes and functions that `load` refuses. They follow the object that is described by them."""
         if not isinstance(obj, type | FunctionType | BuiltinFunctionType):
             self._current = obj
+            if type(obj).__module__ == "numpy" and hasattr(obj, "__array_interface__"):
+                self.of_numpy.append(obj)
         elif id(obj) not in self._loadable:
             self.refused.append((obj, self._current))
 
@@ -205,14 +209,14 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
         msg = "the objects of the state are nested too deeply to be saved and loaded again"
         raise InvalidArgumentError(msg) from error
     except (pickle.PicklingError, TypeError, AttributeError) as error:
+        # Of a class of one's own, it comes from the object's own code.
         if type(error) not in (pickle.PicklingError, TypeError, AttributeError):
             raise
         msg = f"{_unpicklable(obj) or 'the state'}: this object cannot be pickled ({error})"
-        # Of the same class, as from `torch.save`.
-        raise type(error)(f"{msg}; save plain values in its place") from error
+        raise TypeError(f"{msg}; save plain values in its place") from error
     _check_pickle(file.getvalue())
     if warns and pickler.refused:
-        _warn_of_refused(obj, pickler.refused)
+        _warn_of_refused(obj, pickler)
     return file.getvalue(), pickler.storages
 
 
@@ -241,7 +245,7 @@ def warn_of_refused_values(state: object) -> None:
     except Exception:  # noqa: BLE001 (the save itself pickles them next, and raises)
         return
     if pickler.refused:
-        _warn_of_refused(values, pickler.refused)
+        _warn_of_refused(values, pickler)
 
 
 def _without_tensors(state: object) -> object:
@@ -252,18 +256,35 @@ def _without_tensors(state: object) -> object:
     return None if isinstance(state, Tensor) else state
 
 
-def _warn_of_refused(state: object, refused: list[tuple[Any, Any]]) -> None:
+def _warn_of_refused(state: object, pickler: Pickler) -> None:
     """Name the values of a state that ``load`` will refuse, and the call that allows them."""
-    places, can_be_allowed = [], False
-    for thing, owner in refused[:_REFUSED_MAX]:
+    # An array needs several of numpy's internal functions and classes, which tell the user nothing.
+    others = [(thing, owner) for thing, owner in pickler.refused if not _is_of_numpy(thing)]
+    arrays = pickler.of_numpy if len(others) < len(pickler.refused) else []
+    if not arrays:
+        others = pickler.refused
+    places = [f"{_where(state, array) or 'the state'} is {_numpy_advice(array)}" for array in arrays[:_REFUSED_MAX]]
+    can_be_allowed = False
+    for thing, owner in others[: _REFUSED_MAX - len(places)]:
         # A class may be the value itself, or that of an object inside of the value.
         found = [keys for keys in (_where(state, thing), _where(state, owner)) if keys is not None]
         advice = advice_to_allow(thing)
         can_be_allowed |= ALLOWING_CALL in advice
         places.append(f"{found[0] if found and found[0] else 'the state'} needs {advice}")
-    more = f"; and {len(refused) - _REFUSED_MAX} more" if len(refused) > _REFUSED_MAX else ""
+    left = len(arrays) + len(others) - len(places)
+    more = f"; and {left} more" if left else ""
     warn_caller(
         "deepnvme.load and torch.load(weights_only=True) will refuse this file, because it asks for code that is not "
         f"known to be safe: {'; '.join(places)}{more}. Save plain values and tensors instead"
         f"{', or make that call before loading' if can_be_allowed else ''}"
     )
+
+
+def _is_of_numpy(thing: Any) -> bool:
+    return (getattr(thing, "__module__", None) or "").partition(".")[0] == "numpy"
+
+
+def _numpy_advice(value: Any) -> str:
+    if type(value).__name__ == "ndarray":
+        return "a numpy array: save torch.from_numpy(array)"
+    return f"a numpy {type(value).__name__}: save value.item()"

@@ -38,11 +38,11 @@ _DEFAULT_NAMES: dict[str, list[str]] = {
     "_codecs": ["encode"],
     "builtins": ["bytes", "bytearray", "set", "complex", "frozenset"],
 }  # fmt: skip
-# Modules that are never allowed, even if the user asks for them.
 # The call that allows classes and functions.
 ALLOWING_CALL = "torch.serialization.add_safe_globals"
 # Characters of the dtypes of numpy that a file may need: those without objects.
 _NUMPY_DTYPES = "?bhilqBHILQefdgFDGSUMm"
+# Modules that are never allowed, even if the user asks for them.
 _NEVER_ALLOWED = ("os", "posix", "nt", "sys", "subprocess")
 
 
@@ -116,6 +116,12 @@ def _refusal(path: object, full: str) -> str:
         )
     if full.split(".", maxsplit=1)[0] == "numpy":
         return _numpy_refusal(path, full)
+    if full.startswith("torch.nn.modules."):
+        # Each class would need the next: a module consists of many.
+        return (
+            f"{path}: this is a pickled module (the file asks for {full}); load it with torch.load(path, "
+            "weights_only=False) if you trust its author, and save its state_dict()"
+        )
     short = full.removeprefix("builtins.").removeprefix("__main__.")
     return (
         f"{path}: the file asks for {full}, which is not known to be safe, and was not loaded. If you trust the author "

@@ -6,13 +6,15 @@ import datetime as dt
 
 from deepnvme._utils.arguments import whole
 
+_OR_A_TIME = "a time such as datetime.timedelta(minutes=10)"
+
 
 class SaveSchedule:
     """Decides which calls save: every Nth step, or a minimum time apart; by default all of them."""
 
     def __init__(self, every: int | dt.timedelta | None) -> None:
         is_time = every is None or isinstance(every, dt.timedelta)
-        self._every = every if is_time else whole(every, "every (a number of steps, or a timedelta)", 1)
+        self._every = every if is_time else whole(every, "every", 1, otherwise=_OR_A_TIME)
         self._last: float | None = None
 
     @property

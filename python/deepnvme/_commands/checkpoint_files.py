@@ -16,12 +16,14 @@ def inspect(path: Path, *, depth: int | None = 2) -> CommandResult:
     """List the tensors of a checkpoint: names, dtypes, shapes and sizes. Reads no tensor, and runs no code of a file.
 
     Args:
-        path: a torch archive, a safetensors file, an index of several, or a folder with one of these.
+        path: a torch archive, a safetensors file, an index of several, or a folder with one of these. Of the folder of
+            a :class:`Checkpointer`, every checkpoint is listed.
         depth: levels of the names that ``print`` shows; ``None`` shows every tensor. The dict always lists all.
 
     Returns:
-        A dict with ``files``, each with ``path``, ``format``, ``file_bytes``, ``metadata`` and ``tensors`` (``name``,
-        ``dtype``, ``shape``, ``bytes``, ``offset`` and more); ``print`` shows the tree of names.
+        A dict with ``files``, each with ``path``, ``format``, ``file_bytes``, ``metadata``, ``tensors`` (``name``,
+        ``dtype``, ``shape``, ``bytes``, ``offset`` and more) and ``values``, the pickled values of a sharded
+        checkpoint; ``print`` shows the tree of names.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Alignment of parameters within a group: good for vector loads, and enough for any dtype.
 _ALIGNED_BYTES = 64
+# Each group takes whole pages of the swapper's memory.
+_PAGE_BYTES = 4096
 # Modules are divided until each takes at most this fraction of the memory, if possible. One can then be in use while
 # others are moved.
 _GROUP_FRACTION = 1 / 4
@@ -71,8 +73,8 @@ class Block:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it needs to run."""
-        return sum(group.nbytes for group in self.groups)
+        """Bytes that it needs to run: whole pages for each group."""
+        return sum(-(-group.nbytes // _PAGE_BYTES) * _PAGE_BYTES for group in self.groups)
 
 
 def find_misplaced(root: nn.Module, blocks: Iterable[Block]) -> tuple[str, str] | None:
@@ -120,6 +122,27 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     Raises:
         MemoryError: a block needs more than that.
     """
+    blocks = _partitioned(root, memory)
+    largest = _largest(blocks)
+    if largest is not None and largest.nbytes > memory:
+        enough = largest.nbytes
+        # With more memory, blocks may be larger.
+        while (other := _largest(_partitioned(root, enough))) is not None and other.nbytes > enough:
+            enough = other.nbytes
+        name = largest.name or f"the model itself ({type(root).__name__})"
+        raise MemoryError(
+            f"memory={memory} is too little: {name} alone needs {largest.nbytes:,} bytes; memory={enough} is enough, "
+            "and with three times that, the next block can be loaded while one computes"
+        )
+    return blocks
+
+
+def _largest(blocks: list[Block]) -> Block | None:
+    return max(blocks, key=lambda block: block.nbytes, default=None)
+
+
+def _partitioned(root: nn.Module, memory: int) -> list[Block]:
+    """Find the blocks, also those that need more than the memory."""
     sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
     limits = Limits(
         group_bytes_max=int(memory * _GROUP_FRACTION),
@@ -149,16 +172,9 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
         if kind not in groups:
             groups[kind] = ParameterGroup(f"group.{len(groups)}", is_frozen=kind[1])
         groups[kind].add(name, parameter)
-    blocks = [
+    return [
         Block(
             layer_group.name, layer_group.module, [group for (used_by, _), group in groups.items() if index in used_by]
         )
         for index, layer_group in enumerate(layer_groups)
     ]
-    largest = max(blocks, key=lambda block: block.nbytes, default=None)
-    if largest is not None and largest.nbytes > memory:
-        raise MemoryError(
-            f"memory={memory} is too little: {largest.name} alone needs {largest.nbytes:,} bytes; with three times "
-            "that, the next block can be loaded while one computes"
-        )
-    return blocks

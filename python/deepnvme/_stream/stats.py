@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 # Steps whose individual counters are kept.
 _STEPS_MAX = 10_000
+# Decimals of numbers in the text of stats.
+_SHOWN_DIGITS = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Step:
     """The cost of one call: a prompt, or the next token of each sequence of a batch. Times are in seconds."""
 
@@ -29,6 +31,10 @@ class Step:
     disk_busy_s: float  # while the disk was read
     bytes_read: int
     tokens: int  # sequences times positions
+
+    def __repr__(self) -> str:
+        values = (f"{name}={round(value, _SHOWN_DIGITS)}" for name, value in self.to_dict().items())
+        return f"{type(self).__name__}({', '.join(values)})"
 
     @property
     def compute_s(self) -> float:
@@ -69,7 +75,7 @@ class Step:
 
 
 @public
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class StreamStats(Step):
     """The cost of all steps so far, and of reads between them.
 

@@ -19,7 +19,7 @@ _URL = re.compile("[A-Za-z][A-Za-z0-9+.-]+://")
 _LOCAL_ONLY = "deepnvme reads and writes local files: pass the path of a local or mounted folder"
 
 
-def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
+def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX, *, otherwise: str = "") -> int:
     """Convert an argument to a whole number. Whole numbers go through here, or through the same check in Rust.
 
     Args:
@@ -27,6 +27,7 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
         name: its name, for the message.
         low: the smallest allowed value.
         high: the largest allowed value.
+        otherwise: other allowed values, for the message: "None to keep all".
 
     Raises:
         InvalidArgumentError: it is outside the range.
@@ -41,7 +42,7 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX) -> int:
     # Of a number that is not too large, the largest one tells nobody anything.
     is_too_large = number is not None and number > high
     limits = f"between {low} and {high}" if is_too_large or high != WHOLE_MAX else f"of at least {low}"
-    text = f"{name} is {shown(value)}; it must be a whole number {limits}"
+    text = f"{name} is {shown(value)}; it must be a whole number {limits}{f', or {otherwise}' if otherwise else ''}"
     if number is None:
         raise TypeError(text)
     raise InvalidArgumentError(text)

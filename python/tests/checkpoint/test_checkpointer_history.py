@@ -55,7 +55,7 @@ def test_without_its_manifest_the_folder_lists_its_checkpoints(tmp_path: Path) -
 def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     for path in (tmp_path / "link", tmp_path / "link" / "deeper"):
-        with pytest.raises(errors.NotFoundError, match=r"link: it is a symbolic link that leads nowhere"):
+        with pytest.raises(errors.NotFoundError, match=r"link: make folder: it is a symbolic link that leads nowhere"):
             deepnvme.Checkpointer(path)
 
 
@@ -309,3 +309,18 @@ def test_latest_and_restore_agree_when_the_newest_file_is_gone(tmp_path: Path) -
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert_same(checkpointer.restore(), state_of(1))
+
+
+def test_a_mistyped_folder_is_not_made_before_the_first_save(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "typo"
+    checkpointer = deepnvme.Checkpointer(folder)
+    assert checkpointer.checkpoints == []
+    assert checkpointer.latest() is None
+    with pytest.raises(errors.NotFoundError, match="no such folder") as error:
+        checkpointer.restore()
+    assert error.value.filename == str(folder)
+    checkpointer.close()
+    assert not (tmp_path / "deep").exists()
+    with deepnvme.Checkpointer(folder) as checkpointer:
+        checkpointer.save(1, state_of(1))
+    assert_same(deepnvme.Checkpointer(folder).restore(), state_of(1))

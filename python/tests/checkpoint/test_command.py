@@ -14,8 +14,10 @@ import jsonschema
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import deepnvme
+from deepnvme.integrations.dcp import DeepnvmeWriter
 
 
 def schema(name: str) -> dict[str, Any]:
@@ -90,7 +92,7 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
     torch.save(state, torchs)
     status, out, err = run("verify", good, bad, torchs)
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()] == ["ok", "ok", "ok"]
+    assert [line.split()[0] for line in out.splitlines()] == ["sound", "sound", "sound"]
     data = bytearray(bad.read_bytes())
     data[len(data) // 2] ^= 1
     bad.write_bytes(data)
@@ -118,7 +120,7 @@ def test_verify_of_a_folder_sees_all_its_files(tmp_path: Path, state: dict[str, 
     (tmp_path / "optimizer.pt").write_bytes(data)
     status, out, _ = run("verify", tmp_path)
     assert status == 1
-    assert "DAMAGED" in out
+    assert "\ndamaged " in out
     (tmp_path / "model.safetensors").unlink()
     assert run("verify", tmp_path)[0] == 1
 
@@ -132,7 +134,7 @@ def test_files_that_cannot_be_verified_or_read(tmp_path: Path) -> None:
     ):
         status, out, err = run("verify", path)
         assert status == 1
-        assert out.startswith("unknown ")
+        assert out.startswith("unverifiable ")
         assert why in out
         assert "unverifiable: 1 of 1" in err
         (file,) = json.loads(run("verify", path, "--json")[1])["files"]
@@ -141,6 +143,62 @@ def test_files_that_cannot_be_verified_or_read(tmp_path: Path) -> None:
     assert (status, out) == (1, "")
     assert "none.pt" in err
     assert run("verify")[0] == 2
+
+
+def test_verify_counts_every_verdict_in_the_words_of_its_lines(tmp_path: Path) -> None:
+    names = ["bad.pt", "theirs.safetensors", "none.pt", "good.pt"]
+    bad, theirs, _, good = paths = [tmp_path / name for name in names]
+    deepnvme.save({"a": torch.randn(300)}, good)
+    deepnvme.save({"a": torch.randn(300)}, bad)
+    data = bytearray(bad.read_bytes())
+    data[len(data) // 2] ^= 1
+    bad.write_bytes(data)
+    save_file({"a": torch.randn(3)}, theirs)
+    status, out, err = run("verify", *paths)
+    assert status == 1
+    assert [line.split()[0] for line in out.splitlines()] == ["damaged", "unverifiable", "unreadable", "sound"]
+    assert "verify=" not in out, out
+    assert "damaged: 1, unreadable: 1, unverifiable: 1, of 4" in err
+    found = [file["verdict"] for file in deepnvme.verify(*paths, check=False)["files"]]
+    assert found == ["damaged", "unverifiable", "unreadable", "sound"]
+
+
+def test_inspect_tells_values_and_padding_from_tensors(tmp_path: Path) -> None:
+    dcp_save({"a": torch.ones(9), "deep": {"step": 7}}, storage_writer=DeepnvmeWriter(tmp_path / "dcp"), no_dist=True)
+    listed = deepnvme.inspect(tmp_path / "dcp")
+    jsonschema.validate(dict(listed), schema("inspect"))
+    (file,) = listed["files"]
+    assert [tensor["name"] for tensor in file["tensors"]] == ["a"]
+    assert [value["name"] for value in file["values"]] == ["deep.step"]
+    assert file["tensor_bytes"] == 36
+    first, _, *lines = str(listed).splitlines()
+    assert ", 1 tensor and 1 value, " in first
+    assert [line.split()[:2] for line in lines] == [["a", "float32"], ["deep.step", "value"]]
+    weights = torch.nn.Parameter(torch.ones(1001))
+    optimizer = deepnvme.optim.AdamW([weights], swap_dir=tmp_path, memory="1MB")
+    weights.grad = torch.ones(1001)
+    optimizer.step()
+    optimizer.save_state(tmp_path / "state.safetensors")
+    optimizer.close()
+    (file,) = deepnvme.inspect(tmp_path / "state.safetensors")["files"]
+    names = [tensor["name"] for tensor in file["tensors"]]
+    assert names
+    assert not any(name.startswith("pad.") for name in names), names
+    assert file["tensor_bytes"] == sum(tensor["bytes"] for tensor in file["tensors"])
+
+
+def test_inspect_lists_the_checkpoints_of_a_checkpointer(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    with deepnvme.Checkpointer(folder) as checkpointer:
+        for step in (1, 2):
+            checkpointer.save(step, {"weight": torch.ones(3)})
+    files = deepnvme.inspect(folder)["files"]
+    assert [Path(file["path"]).name for file in files] == ["step-00000001.pt", "step-00000002.pt"]
+    with pytest.raises(deepnvme.errors.NotFoundError, match=r"such as .*run/step-00000002\.pt"):
+        deepnvme.convert(folder, tmp_path / "new.safetensors")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(deepnvme.errors.NotFoundError, match="empty"):
+        deepnvme.inspect(tmp_path / "empty")
 
 
 def test_verify_shows_no_speed_of_a_small_file(tmp_path: Path) -> None:
@@ -192,7 +250,7 @@ def test_the_commands_as_functions(tmp_path: Path, state: dict[str, torch.Tensor
     verified = deepnvme.verify(path)
     jsonschema.validate(dict(verified), schema("verify"))
     assert verified["is_sound"]
-    assert str(verified).startswith("ok ")
+    assert str(verified).startswith("sound ")
     converted = deepnvme.convert(path, other)
     jsonschema.validate(dict(converted), schema("convert"))
     loaded = deepnvme.load(other)

@@ -227,7 +227,7 @@ def test_a_pickled_module_is_refused(tmp_path: Path) -> None:
     for state in (torch.nn.Sequential(torch.nn.Linear(2, 3)), {"model": torch.nn.BatchNorm1d(3), "step": 1}):
         torch.save(state, tmp_path / "from.pt")
         said = convert(tmp_path / "from.pt", tmp_path / "to.safetensors", status=1)[1]
-        assert "from.pt: this is a pickled module" in said
+        assert "from.pt: convert: this is a pickled module" in said
         assert "save its state_dict()" in said
         assert not (tmp_path / "to.safetensors").exists()
     # Such names alone are those of tensors.

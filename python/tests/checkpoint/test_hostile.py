@@ -352,7 +352,8 @@ def test_full_verification_needs_checksums(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "word"),
-    [(b"\x80\x02N.", "bare pickle"), (b"GGUF" + bytes(20), "GGUF"), (b"once upon a time", "neither"),
+    [(b"\x93NUMPY" + bytes(20), r"numpy\.load"), (b"\x80\x02N.", "bare pickle"), (b"GGUF" + bytes(20), "GGUF"),
+     (b"once upon a time", "neither"),
      (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "old format")],
 )  # fmt: skip
 def test_other_files_are_named(tmp_path: Path, content: bytes, word: str) -> None:

@@ -19,7 +19,7 @@ from deepnvme import errors
 from deepnvme._deepnvme import _python_command, _run_command
 
 # Sequences that clear a screen, begin a line, or turn text around, and a control sequence in one character.
-EVIL = "\x1b[2J\r\x07line\nok       forged\u202e\u009b"
+EVIL = "\x1b[2J\r\x07line\nsound        forged\u202e\u009b"
 
 
 def run(capfd: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -53,10 +53,10 @@ def test_no_command_prints_terminal_controls(tmp_path: Path, capfd: pytest.Captu
     ):  # fmt: skip
         _, said = run(capfd, *arguments)
         assert is_plain(said), (arguments, said)
-        assert "\nok       forged" not in said, said
+        assert "\nsound        forged" not in said, said
     status, said = run(capfd, "inspect", str(tensors), "--all")
     assert status == 0
-    assert r"layer\u{1b}[2J\r\u{7}line\nok" in said
+    assert r"layer\u{1b}[2J\r\u{7}line\nsound" in said
     # JSON is exact.
     status, said = run(capfd, "inspect", str(tensors), "--json")
     assert {tensor["name"] for tensor in json.loads(said)["files"][0]["tensors"]} == set(state)

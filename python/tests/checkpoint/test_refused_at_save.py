@@ -238,13 +238,13 @@ def test_an_object_that_cannot_be_pickled_is_named(tmp_path: Path, make: Callabl
     path = tmp_path / "a.pt"
     deepnvme.save({"a": torch.ones(3)}, path)
     state = {"a": torch.zeros(3), "deep": [{}, {"first": 1, "f": [{"x"}, make()]}]}
-    with pytest.raises((TypeError, AttributeError), match=re.escape("['deep'][1]['f'][1]: this object cannot")):
+    with pytest.raises(TypeError, match=re.escape("['deep'][1]['f'][1]: this object cannot")):
         deepnvme.save(state, path)
-    with pytest.raises((TypeError, AttributeError), match=r"^the state: this object cannot"):
+    with pytest.raises(TypeError, match=r"^the state: this object cannot"):
         deepnvme.save(make(), path)
     with (
         deepnvme.Checkpointer(tmp_path / "run") as checkpointer,
-        pytest.raises((TypeError, AttributeError), match=re.escape("['deep'][1]['f'][1]")),
+        pytest.raises(TypeError, match=re.escape("['deep'][1]['f'][1]")),
     ):
         checkpointer.save(1, state)
     assert torch.equal(deepnvme.load(path)["a"], torch.ones(3))

@@ -296,7 +296,7 @@ def test_a_list_that_was_cut_is_named(tmp_path: Path) -> None:
     path.write_bytes(b"")
     status, out, _ = run("verify", tmp_path)
     assert status == 1
-    assert f"DAMAGED  {path}" in out
+    assert f"damaged      {path}" in out
 
 
 @pytest.mark.parametrize("pending", ["all", "list", "parts"])

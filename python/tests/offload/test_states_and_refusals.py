@@ -250,3 +250,26 @@ def test_threads_compute_at_the_same_time(tmp_path: Path) -> None:
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
     offloading.close()
+
+
+@pytest.mark.parametrize("is_root", [True, False])
+def test_memory_that_is_too_little_is_answered_with_enough(tmp_path: Path, is_root: bool) -> None:
+    def make() -> nn.Module:
+        layer = nn.Linear(256, 256)
+        return layer if is_root else nn.Sequential(layer, nn.Linear(256, 256))
+
+    name = r"the model itself \(Linear\)" if is_root else "0"
+    with pytest.raises(MemoryError, match=rf"too little: {name} alone needs .* bytes; memory=\d+ is enough") as error:
+        deepnvme.offload_parameters(make(), memory=100_000, swap_dir=tmp_path)
+    enough = int(str(error.value).partition("memory=")[2].partition("memory=")[2].split()[0])
+    with pytest.raises(MemoryError):
+        deepnvme.offload_parameters(make(), memory=enough - 1, swap_dir=tmp_path)
+    model = make()
+    offloading = deepnvme.offload_parameters(model, memory=enough, swap_dir=tmp_path)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    offloading.attach(optimizer)
+    for _ in range(2):
+        model(torch.ones(2, 256)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    offloading.close()

@@ -145,7 +145,7 @@ def test_generate_computes_in_another_dtype(folder: Path, command: Callable[...,
         (["--prompt-file", "/nonexistent/prompts", "--memory", "1MB"], 1, "/nonexistent/prompts"),
         (["--prompt", "word1", "--memory", "1MB", "--model", "/nonexistent"], 2, "config.json"),
         (["--prompt", "word1", "--memory", "1MB", "--device", "tpu"], 2, "tpu"),
-        (["--prompt", "word1", "--memory", "1MB", "--dtype", "float64"], 2, "float32"),
+        (["--prompt", "word1", "--memory", "1MB", "--dtype", "float64"], 2, "fp32"),
     ],
 )
 def test_usage_errors_are_reported(

@@ -86,7 +86,13 @@ impl Lock {
                     if other.as_ref().is_some_and(|other| other.group_id == holder.group_id) {
                         return Ok(LockOutcome::Shared);
                     }
-                    let name = other.map_or_else(|| "another process".into(), |other| other.name);
+                    let name = other.map_or_else(
+                        || "another process".into(),
+                        |other| {
+                            let is_own = process_of(&other.name) == process_of(&holder.name);
+                            if is_own { "another Checkpointer of this process".into() } else { other.name }
+                        },
+                    );
                     return Err(Error::Locked { path: folder.to_path_buf(), holder: name });
                 }
                 Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL | Errno::BADF) => {
@@ -144,6 +150,11 @@ impl Drop for Lock {
             let _ = fs::unlink(&self.path);
         }
     }
+}
+
+/// Returns the process and the machine of a holder's name, without its time.
+fn process_of(name: &str) -> &str {
+    name.split(" (since ").next().unwrap_or(name)
 }
 
 /// Opens or creates the file. Returns whether it is new. `None`: another process created it meanwhile.

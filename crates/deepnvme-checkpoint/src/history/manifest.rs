@@ -126,8 +126,7 @@ impl Manifest {
         }
         if file_list::seal_state(text) == file_list::SealState::Damaged {
             return Err(format!(
-                "some of it is not as it was written: its checksum does not match. Put back a copy of it; if you \
-                 have edited it, remove {:?} from it",
+                "its checksum does not match. Put back a copy of it; if you have edited it, remove {:?} from it",
                 file_list::CHECKSUM_KEY
             ));
         }

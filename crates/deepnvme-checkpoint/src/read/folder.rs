@@ -9,11 +9,11 @@ use deepnvme_format::file_list::{self, FileFingerprint, Replaced, SealState};
 use deepnvme_format::safetensors::Index;
 use deepnvme_io::fs::Stat;
 use deepnvme_io::op::Errno;
-use deepnvme_io::{Engine, Error as IoError, ErrorKind, fs};
+use deepnvme_io::{Engine, Error as IoError, ErrorKind, display, fs};
 
 use super::Reader;
 use crate::error::{Error, PACKED_MODEL, Result};
-use crate::history::MANIFEST;
+use crate::history::{self, MANIFEST};
 
 /// Suffix of an index's name.
 pub const INDEX_SUFFIX: &str = ".index.json";
@@ -37,13 +37,15 @@ pub struct CheckpointFile {
     pub names: Option<Vec<String>>,
     /// The fingerprint of the file according to the index.
     pub fingerprint: Option<FileFingerprint>,
+    /// The tensors of the file that are pickled values, according to the list of a distributed checkpoint.
+    pub values: Vec<String>,
 }
 
 impl CheckpointFile {
     /// Creates a file that no index lists.
     #[must_use]
     pub fn unlisted(path: PathBuf) -> Self {
-        Self { path, names: None, fingerprint: None }
+        Self { path, names: None, fingerprint: None, values: Vec::new() }
     }
 
     /// Opens the file and checks every claim of the index about it.
@@ -239,7 +241,8 @@ fn of_index(path: PathBuf, text: &[u8]) -> Result<FileSet> {
     for (name, file) in index.weight_map {
         let at = *known.entry(file.clone()).or_insert_with(|| {
             let fingerprint = fingerprints.get(&file).copied();
-            files.push(CheckpointFile { path: folder.join(&file), names: Some(Vec::new()), fingerprint });
+            let (path, names) = (folder.join(&file), Some(Vec::new()));
+            files.push(CheckpointFile { path, names, fingerprint, values: Vec::new() });
             files.len() - 1
         });
         files[at].names.get_or_insert_default().push(name);
@@ -261,18 +264,40 @@ pub fn find_shards(folder: &Path) -> Result<Option<FileSet>> {
     if state == SealState::Unsealed && serde_json::from_slice::<serde::de::IgnoredAny>(&text).is_err() {
         state = SealState::Damaged;
     }
+    let mut values = pickled_values(&text);
     let mut files: Vec<CheckpointFile> = fingerprints
         .into_iter()
         .map(|(name, fingerprint)| CheckpointFile {
-            path: folder.join(name),
+            path: folder.join(&name),
             names: None,
             fingerprint: Some(fingerprint),
+            values: values.remove(&name).unwrap_or_default(),
         })
         .collect();
     files.sort_by(|left, right| left.path.cmp(&right.path));
     let is_known = !files.is_empty() || state != SealState::Unsealed;
     let bytes = text.len() as u64;
     Ok(is_known.then_some(FileSet { files, list: Some(FileList { path, bytes, state }) }))
+}
+
+/// Returns the names of pickled values in each file of a distributed checkpoint. An entry that is none is skipped: the
+/// names only tell values from tensors.
+fn pickled_values(text: &[u8]) -> HashMap<String, Vec<String>> {
+    #[derive(serde::Deserialize)]
+    struct List {
+        entries: HashMap<String, Entry>,
+    }
+    #[derive(serde::Deserialize)]
+    struct Entry {
+        /// The file, and the name in it.
+        bytes: Option<(String, String)>,
+    }
+    let mut values: HashMap<String, Vec<String>> = HashMap::new();
+    let entries = serde_json::from_slice::<List>(text).map(|list| list.entries).unwrap_or_default();
+    for (file, name) in entries.into_values().filter_map(|entry| entry.bytes) {
+        values.entry(file).or_default().push(name);
+    }
+    values
 }
 
 /// Reads the fingerprints of files from a list. A list without a valid checksum yields none.
@@ -344,6 +369,29 @@ pub fn open_all_of<T>(
     })
 }
 
+/// Endings of files. A missing path with one of them is no model of the Hub.
+const FILE_ENDINGS: [&str; 6] = [".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".json"];
+
+/// Says how to get a model whose name in the Hugging Face Hub was passed in place of a path.
+pub(super) fn with_hub_hint(error: IoError) -> IoError {
+    let Some(path) = error.path().filter(|_| error.kind() == ErrorKind::NotFound) else { return error };
+    let Some((owner, model)) = path.to_str().and_then(|name| name.split_once('/')) else { return error };
+    let is_name = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && part.chars().all(|one| one.is_ascii_alphanumeric() || "-_.".contains(one))
+    };
+    let is_file = FILE_ENDINGS.iter().any(|ending| model.ends_with(ending)) || !fs::is_absent(Path::new(owner));
+    if is_file || !is_name(owner) || !is_name(model) {
+        return error;
+    }
+    let detail = format!(
+        "{}; if this is a model of the Hugging Face Hub: nothing is downloaded here; run `hf download {owner}/{model}`, \
+         and pass the folder that it prints",
+        error.detail()
+    );
+    error.because(detail)
+}
+
 fn no_model(folder: &Path) -> Error {
     if !fs::is_absent(&folder.join(SHARDS_LIST)) {
         let text = format!(
@@ -359,9 +407,13 @@ fn no_model(folder: &Path) -> Error {
         return IoError::new(ErrorKind::NotFound, "open", format!("this is {PACKED_MODEL}")).at_path(folder).into();
     }
     // The folder of a `Checkpointer`, which keeps several checkpoints.
+    let newest = || history::listed(folder).ok().flatten()?.checkpoints.pop();
     let remedy = match fs::exists(&folder.join(MANIFEST)) {
-        Ok(true) => "restore one with deepnvme.Checkpointer(folder).restore(), or name a file in it",
-        _ => "name a file in it",
+        Ok(true) => {
+            let newest = newest().map_or_else(String::new, |(_, path)| format!(", such as {}", display::path(&path)));
+            format!("restore one with deepnvme.Checkpointer(folder).restore(), or name a checkpoint in it{newest}")
+        }
+        _ => "name a file in it".into(),
     };
     let text = format!("the folder has none of {}, nor an index of one; {remedy}", IN_FOLDER.join(", "));
     IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into()

@@ -19,6 +19,7 @@ use deepnvme_io::{Access, Engine, OpenOptions, ReadItem, TensorFile};
 
 use super::extent::{ELEMENT_ALIGNMENT, Extent, HEADER_BYTES_MAX, header_of};
 use super::file_checksums::{self, Coverage, DescribedFile, FileChecksums};
+use super::folder::with_hub_hint;
 use super::{FileMetadata, FileStamp, INDEX_BYTES_MAX, Reader, load_buffer, stamps_of};
 use crate::error::{DamagedPart, Error, Result};
 
@@ -46,7 +47,7 @@ impl Reader {
     /// `Format` for a damaged file or another format. The text names the format and the remedy.
     pub fn open(engine: &Engine, target: &Target) -> Result<Self> {
         let options = OpenOptions { access: Access::Read, create: false, direct: engine.config().direct };
-        let file = deepnvme_file::open(target, options)?;
+        let file = deepnvme_file::open(target, options).map_err(with_hub_hint)?;
         let path = target.path();
         let file_bytes = file.len()?;
         let source = FileEnds::new(engine, file, file_bytes)?;
@@ -432,6 +433,8 @@ fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
         "this is a bare pickle, not a torch archive; load it with what wrote it"
     } else if head.starts_with(b"GGUF") {
         "this is a GGUF file, which deepnvme does not read"
+    } else if head.starts_with(b"\x93NUMPY") {
+        "this is an .npy file; load it with numpy.load"
     } else if head.starts_with(b"\x89HDF") {
         "this is an HDF5 file; load it with h5py"
     } else if file_bytes < CHECKPOINT_BYTES_MIN {

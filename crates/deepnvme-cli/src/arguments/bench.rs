@@ -24,9 +24,7 @@ pub(crate) enum Baseline {
 
 Each run makes files with random contents in the folders, fills them before the timing starts, and removes them at the
 end. Existing files are never touched. Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30, 4096 is bytes. Speeds are in
-GB/s, 10^9 bytes a second.
-
-Exit status: 0 success, 1 failure, 2 usage error.")]
+GB/s, 10^9 bytes a second.")]
 pub(crate) struct BenchArguments {
     /// Direction of the transfers
     pub(crate) direction: Direction,

@@ -10,7 +10,8 @@ use clap::Args;
   deepnvme inspect model.safetensors --all
   deepnvme inspect ./my-model --json | jq '.files[].tensors[] | select(.bytes > 1e8) | .name'
 
-A folder or an index.json stands for all its files. Tensors are not read, and no code of the file is run.")]
+A folder or an index.json stands for all its files, the folder of a `Checkpointer` for all its checkpoints.
+Tensors are not read, and no code of the file is run.")]
 pub(crate) struct InspectArguments {
     /// Torch archive, safetensors file, index of several, or folder with one of these
     pub(crate) path: PathBuf,

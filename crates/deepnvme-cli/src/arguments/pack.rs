@@ -38,8 +38,8 @@ pub(crate) enum PackedForm {
   deepnvme pack llama llama-packed --disks /mnt/a /mnt/b
 
 The new folder has the weights and the other files of the old one; omitted files are listed. It appears when it is
-complete, and nothing is overwritten. deepnvme.stream reads it like any model. If no tensor changes its form, the weights
-are a standard model.safetensors.")]
+complete, and nothing is overwritten. deepnvme.stream reads it like any model. If no tensor is compressed or quantised,
+the weights are a standard model.safetensors.")]
 pub(crate) struct PackArguments {
     /// Model folder, index, or safetensors file
     pub(crate) source: PathBuf,

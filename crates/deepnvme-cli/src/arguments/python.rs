@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use clap::{ArgGroup, Args, ValueEnum};
+use deepnvme_io::display;
+use deepnvme_perf::units::parse_bytes;
 use serde::{Serialize, Serializer};
 
 use super::pack::PackedForm;
@@ -13,14 +16,14 @@ use super::pack::PackedForm;
 pub(crate) enum ComputeDtype {
     /// The dtype of the model's config, else of its files
     Auto,
-    /// Half the memory of float32; slower for batches and long prompts on CPUs without bf16 instructions
-    #[value(alias = "bf16")]
+    /// bfloat16: half the memory of fp32; slower for batches and long prompts on CPUs without bf16 instructions
+    #[value(name = "bf16", alias = "bfloat16")]
     Bfloat16,
-    /// Like bfloat16
-    #[value(alias = "fp16")]
+    /// float16: like bf16
+    #[value(name = "fp16", alias = "float16")]
     Float16,
-    /// Twice the memory; faster for batches and long prompts on such CPUs
-    #[value(alias = "fp32")]
+    /// float32: twice the memory; faster for batches and long prompts on such CPUs
+    #[value(name = "fp32", alias = "float32")]
     Float32,
 }
 
@@ -36,7 +39,7 @@ batches give more tokens a second.
 Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30.")]
 pub(crate) struct GenerateArguments {
     /// Hugging Face model folder (config.json, tokenizer and weights), or the name of a model in the local cache
-    #[arg(long)]
+    #[arg(long, value_parser = PathBufValueParser::new().try_map(checked_model))]
     #[serde(serialize_with = "serialize_path")]
     pub(crate) model: PathBuf,
     /// Prompt; may be repeated
@@ -47,7 +50,7 @@ pub(crate) struct GenerateArguments {
     #[serde(serialize_with = "serialize_path_if_any")]
     pub(crate) prompt_file: Option<PathBuf>,
     /// Memory for weights; activations and the KV cache need more
-    #[arg(long)]
+    #[arg(long, value_parser = checked_size)]
     pub(crate) memory: String,
     /// Prompts at a time [default: as many as fit into half of the free memory, at most 1024]
     #[arg(long)]
@@ -64,7 +67,7 @@ pub(crate) struct GenerateArguments {
     /// Device of the computation: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
-    /// Dtype of the computation; weights are cast to it when they are read
+    /// Dtype of the computation; weights are cast to it when they are read. torch's names work as well
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: ComputeDtype,
     /// Write a timeline of disk and CPU: .json for Perfetto, .html for a browser
@@ -90,7 +93,7 @@ pub(crate) struct DemoArguments {
     #[serde(serialize_with = "serialize_path")]
     pub(crate) folder: PathBuf,
     /// Size of the saved state. The generating model takes half of it, at least 0.88 GB, the trained parameters a quarter
-    #[arg(long, default_value = "2GB")]
+    #[arg(long, default_value = "2GB", value_parser = checked_size)]
     pub(crate) size: String,
     /// Print JSON
     #[arg(long)]
@@ -112,13 +115,14 @@ Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30."
 )]
 pub(crate) struct StreamBenchArguments {
     /// Folder for the model
+    #[arg(value_parser = PathBufValueParser::new().try_map(checked_folder))]
     #[serde(serialize_with = "serialize_path")]
     pub(crate) folder: PathBuf,
     /// Bytes of weights
-    #[arg(long, default_value = "1.2GB")]
+    #[arg(long, default_value = "1.2GB", value_parser = checked_size)]
     pub(crate) model_size: String,
     /// Memory for weights [default: a quarter of the model, in the dtype of the computation]
-    #[arg(long)]
+    #[arg(long, value_parser = checked_size)]
     pub(crate) memory: Option<String>,
     /// Pack the model first, like deepnvme pack --dtype
     #[arg(long, value_enum)]
@@ -135,7 +139,7 @@ pub(crate) struct StreamBenchArguments {
     /// Device of the computation: cpu, cuda, cuda:1
     #[arg(long, default_value = "cpu")]
     pub(crate) device: String,
-    /// Dtype of the computation; weights are cast to it when they are read
+    /// Dtype of the computation; weights are cast to it when they are read. torch's names work as well
     #[arg(long, value_enum, default_value = "auto")]
     pub(crate) dtype: ComputeDtype,
     /// Print JSON
@@ -146,6 +150,27 @@ pub(crate) struct StreamBenchArguments {
 fn parse_temperature(text: &str) -> Result<f64, String> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
     number.ok_or_else(|| "it must be a number of at least 0".into())
+}
+
+/// Checks a size, which Python parses by the same rules. Python starts only after that: it takes seconds.
+fn checked_size(text: &str) -> Result<String, String> {
+    parse_bytes(text).map(|_| text.to_owned())
+}
+
+/// Checks that a folder has a model. Any other path may name a model of the Hub.
+fn checked_model(path: PathBuf) -> Result<PathBuf, String> {
+    if path.is_dir() && !path.join("config.json").is_file() {
+        let name = display::path(&path);
+        return Err(format!("{name} has no config.json; --model must be a Hugging Face model folder"));
+    }
+    Ok(path)
+}
+
+fn checked_folder(path: PathBuf) -> Result<PathBuf, String> {
+    if path.is_dir() {
+        return Ok(path);
+    }
+    Err(format!("{} is not a folder; name an existing folder for the temporary model", display::path(&path)))
 }
 
 /// Serialises a path for Python: a string, or a list of bytes if it is not UTF-8.
@@ -167,6 +192,17 @@ fn serialize_path_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn mistakes_are_found_before_python_starts() {
+        assert_eq!(checked_size("1.5GB"), Ok("1.5GB".into()));
+        assert!(checked_size("1XB").unwrap_err().contains("is not a size"));
+        let folder = tempfile::tempdir().unwrap();
+        assert!(checked_model(folder.path().into()).unwrap_err().contains("has no config.json"));
+        std::fs::write(folder.path().join("config.json"), "{}").unwrap();
+        assert!(checked_model(folder.path().into()).is_ok() && checked_model("org/model".into()).is_ok());
+        assert!(checked_folder(folder.path().into()).is_ok() && checked_folder("/no/such".into()).is_err());
+    }
 
     #[test]
     fn temperatures_are_finite_and_not_negative() {

@@ -18,10 +18,9 @@ use super::values::{Durability, Memory};
   deepnvme tune /mnt/nvme --compare deepnvme.toml  measure stored settings against the defaults
 
 The search tries all candidates in turn and drops the worse half after each round. Among indistinguishable candidates it
-chooses the one with the fewest bytes in flight. Ctrl-C keeps the best so far. Use the settings in Python with
-deepnvme.Engine.from_file(\"deepnvme.toml\"), or with DEEPNVME_CONFIG=deepnvme.toml for the default engine.
-
-Exit status: 0 success, 1 failure, 2 usage error."
+keeps the defaults, or else chooses the one with the fewest bytes in flight. Ctrl-C keeps the best so far. Use the
+settings in Python with deepnvme.Engine.from_file(\"deepnvme.toml\"), or with DEEPNVME_CONFIG=deepnvme.toml for the
+default engine."
 )]
 pub(crate) struct TuneArguments {
     /// Folders to tune for; at least one
@@ -30,7 +29,7 @@ pub(crate) struct TuneArguments {
     /// Folders, by DeepSpeed's name
     #[arg(long, alias = "nvme_dir", num_args = 1.., value_name = "FOLDER", hide = true)]
     pub(crate) nvme_dir: Vec<PathBuf>,
-    /// Time for all searches: 60s, 2m
+    /// Time for all searches: 60s, 2m; at least 1s. Writing the files and the last comparison come on top
     #[arg(long, value_parser = parse_budget, default_value = "60s")]
     pub(crate) budget: Duration,
     /// Bytes of each trial

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::progress_bar::Bar;
 use super::session::{CommandResult, Session, VERSION};
 use crate::arguments::{ConvertArguments, InspectArguments, VerifyArguments};
-use crate::inspect::{Conversion, Inspection, Verdict, Verification, convert, inspect, verify_all};
+use crate::inspect::{Conversion, Inspection, Verification, convert, inspect, verify_all};
 use crate::show::checkpoint as text;
 
 /// The result of `inspect` as JSON.
@@ -51,15 +51,7 @@ pub(super) fn run_inspect(options: &InspectArguments, session: &Session<'_>) -> 
 pub(super) fn run_verify(options: &VerifyArguments, session: &Session<'_>) -> Result<CommandResult> {
     let files = with_progress(session, Phase::Validating, "verify", |progress| verify_all(&options.paths, progress))?;
     let text = text::draw_verifications(&files);
-    let worst_first = [Verdict::Damaged, Verdict::Unreadable, Verdict::Unverifiable];
-    let failure = worst_first.into_iter().find_map(|verdict| {
-        let count = files.iter().filter(|file| file.verdict == verdict).count();
-        (count > 0).then(|| match verdict {
-            Verdict::Damaged => format!("damaged: {count} of {}", files.len()),
-            Verdict::Unreadable => format!("unreadable: {count} of {}", files.len()),
-            _ => format!("unverifiable: {count} of {}", files.len()),
-        })
-    });
+    let failure = text::draw_failure(&files);
     let verified = Verified { version: VERSION, is_sound: failure.is_none(), files };
     Ok(CommandResult { failure, ..CommandResult::new(&verified, text, options.json)? })
 }

@@ -32,6 +32,7 @@ pub(super) fn run(options: &TuneArguments, session: &Session<'_>) -> Result<Comm
     }
     let output = options.output.clone().unwrap_or_else(|| DEFAULT_OUTPUT.into());
     check_replaceable(&output)?;
+    picture::check_writable(&output)?;
     check_nameable(&request.folders)?;
     let outcome = {
         let mut bar = Bar::new(session.interrupted);
@@ -105,7 +106,7 @@ fn settings(outcome: &TuneOutcome) -> Result<SettingsFile> {
     let alone = outcome.results.iter().filter(|result| result.folders.len() == 1);
     let entry = |result: &FolderResult| {
         let path = &result.folders[0];
-        let path = path.canonicalize().map_err(|error| Error::at(path, "resolve its path", &error))?;
+        let path = path.canonicalize().map_err(|error| Error::at(path, "cannot resolve its path", &error))?;
         let of = |choice: &Option<Choice>| choice.as_ref().map(|choice| choice.config.clone());
         Ok(FolderSettings { path, engine: result.both.clone(), read: of(&result.read), write: of(&result.write) })
     };

@@ -176,6 +176,35 @@ impl DsIoOptions {
         }
     }
 
+    /// Returns the options as Python shows them in DeepSpeed's tool. Its options that are missing here do not appear.
+    fn namespace(&self) -> String {
+        let truth = |value: bool| if value { "True" } else { "False" }.to_owned();
+        let mapping: Vec<_> = self.folder_to_device_mapping.iter().map(|entry| quoted(entry)).collect();
+        let fields = [
+            ("folder", self.folder.as_ref().map_or("None".into(), |folder| quoted(&display::path(folder).to_string()))),
+            ("folder_to_device_mapping", format!("[{}]", mapping.join(", "))),
+            // DeepSpeed's tool keeps sizes as text.
+            ("io_size", quoted(&self.io_size.to_string())),
+            ("read", truth(self.read)),
+            ("multi_process", self.multi_process.to_string()),
+            ("block_size", quoted(&self.block_size.to_string())),
+            ("queue_depth", self.queue_depth.to_string()),
+            ("single_submit", truth(self.single_submit)),
+            ("sequential_requests", truth(self.sequential_requests)),
+            ("validate", truth(self.validate)),
+            ("engine", quoted(&self.engine)),
+            ("loops", self.loops.to_string()),
+            ("io_parallel", self.io_parallel.map_or("None".into(), |workers| workers.to_string())),
+            ("gpu", truth(self.gpu)),
+            ("use_gds", truth(self.use_gds)),
+            ("slow_bounce_buffer", truth(self.slow_bounce_buffer)),
+            ("warmup_loops", self.warmup_loops.to_string()),
+            ("include_warmup_time", truth(self.include_warmup_time)),
+        ];
+        let fields = fields.map(|(name, value)| format!("{name}={value}"));
+        format!("Namespace({})", fields.join(", "))
+    }
+
     fn direction(&self) -> Direction {
         if self.read { Direction::Read } else { Direction::Write }
     }
@@ -207,6 +236,14 @@ impl DsIoOptions {
     }
 }
 
+/// Quotes text as Python does.
+fn quoted(text: &str) -> String {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    let escaped = text.replace('\\', "\\\\");
+    let escaped = if quote == '\'' { escaped.replace('\'', "\\'") } else { escaped };
+    format!("{quote}{escaped}{quote}")
+}
+
 /// Runs it; `print` gets the lines before the metrics.
 ///
 /// # Errors
@@ -218,11 +255,12 @@ pub fn run(
     print: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Metrics> {
     print("Testing DeepNVMe python frontend\n")?;
-    print(&format!("args = {options:?}\n"))?;
+    print(&format!("args = {}\n", options.namespace()))?;
     let errors = options.errors();
     if !errors.is_empty() {
-        let list: String = errors.iter().enumerate().map(|(index, error)| format!("\n{index}: {error}")).collect();
-        return Err(Error::usage(format!("Found {} validation errors{list}", errors.len())));
+        let numbered = errors.iter().enumerate();
+        let list: String = numbered.map(|(index, error)| format!("\n{}: {error}", index + 1)).collect();
+        return Err(Error::usage(format!("Found {} validation error(s){list}", errors.len())));
     }
     print("Successful validation of command line arguments\n")?;
     let processes = options.processes();
@@ -296,10 +334,26 @@ pub(super) mod tests {
             for (line, start) in lines.lines().zip(starts) {
                 assert!(line.starts_with(&start.replace('_', name)), "{line}");
             }
+            let python =
+                format!("args = Namespace(folder='{}', folder_to_device_mapping=[], ", folder.path().display());
+            assert!(printed.contains(&python), "{printed}");
+            let read = if read { "True" } else { "False" };
+            let rest = format!(
+                "io_size='1048576', read={read}, multi_process=1, block_size='65536', queue_depth=8, \
+                 single_submit=False, sequential_requests=True, validate=True, engine='aio_handle', loops=2, \
+                 io_parallel=None, gpu=False, use_gds=False, slow_bounce_buffer=False, warmup_loops=1, \
+                 include_warmup_time=False)\n"
+            );
+            assert!(printed.contains(&rest), "{printed}");
             assert!(printed.contains("process 0 <----> ") && printed.contains("Successful validation"), "{printed}");
             assert!(metrics.e2e_speed() > 0.0 && metrics.task_s <= metrics.e2e_s && metrics.bytes == 1 << 20);
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn text_is_quoted_as_python_quotes_it() {
+        assert_eq!(["a", "it's", "a\\b", "'\""].map(quoted), ["'a'", "\"it's\"", "'a\\\\b'", "'\\'\"'"]);
     }
 
     #[test]

@@ -138,7 +138,7 @@ fn measure(
 
 fn log_folder(options: &DsTuneOptions, direction: Direction) -> Result<PathBuf> {
     let folder = options.log_dir.join(format!("_aio_bench_{}_logs", name_of(direction)));
-    std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "create the log folder", &error))?;
+    std::fs::create_dir_all(&folder).map_err(|error| Error::at(&folder, "cannot create the log folder", &error))?;
     Ok(folder)
 }
 

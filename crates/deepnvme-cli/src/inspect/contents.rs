@@ -1,18 +1,19 @@
 //! The contents of checkpoint files.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use deepnvme_checkpoint::history;
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileMetadata};
 use deepnvme_checkpoint::{Error, Progress, until_stopped};
 use deepnvme_format::safetensors::PACKED_KEY;
 use deepnvme_format::{Dtype, checksums};
-use deepnvme_io::{Config, Engine, display};
+use deepnvme_io::{Config, Engine, display, fs};
 use deepnvme_perf::Result;
 use deepnvme_stream::pack::{self, PackedTensor};
 use serde::Serialize;
 
-use super::files::{failed, find_files};
+use super::files::{failed, find_any, find_files};
 
 /// The contents of one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,6 +35,19 @@ pub struct Inspection {
     pub metadata: Vec<(String, String)>,
     /// The tensors, in file order.
     pub tensors: Vec<Tensor>,
+    /// The pickled values of a distributed checkpoint, which are stored as the bytes of a tensor, in file order.
+    pub values: Vec<PickledValue>,
+}
+
+/// One pickled value.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PickledValue {
+    /// Its dotted name.
+    pub name: String,
+    /// Size of the pickle in bytes.
+    pub bytes: u64,
+    /// Offset of the pickle in the file.
+    pub offset: u64,
 }
 
 /// One tensor.
@@ -55,19 +69,49 @@ pub struct Tensor {
     pub is_packed: bool,
 }
 
-/// Lists the contents of a file, or of all files of a folder or an index.
+/// The key of the header of an optimizer's state, which has tensors that fill gaps.
+const OPTIMIZER_KEY: &str = "deepnvme.optimizer";
+/// The start of the names of these tensors; a number follows.
+const PADDING_PREFIX: &str = "pad.";
+/// Retries when a `Checkpointer` removes checkpoints while they are inspected.
+const REMOVALS_MAX: usize = 100;
+
+/// Lists the contents of a file, of all files of a folder or an index, or of all checkpoints in the folder of a
+/// `Checkpointer`.
 ///
 /// # Errors
 /// `Interrupted`, or the error of the first file that cannot be read.
 pub fn inspect(path: &Path, progress: &Progress) -> Result<Vec<Inspection>> {
     let engine = Engine::new(Config { workers: 1, ..Config::default() })?;
     let path = path.to_path_buf();
-    let inspect = move || read::open_all_of(&path, find_files, |file| inspect_file(&engine, file));
-    until_stopped(progress, inspect).map_err(failed)
+    until_stopped(progress, move || inspect_any(&engine, &path)).map_err(failed)
+}
+
+fn inspect_any(engine: &Engine, path: &Path) -> deepnvme_checkpoint::Result<Vec<Inspection>> {
+    let inspect = |path: &Path| read::open_all_of(path, find_files, |file| inspect_file(engine, file));
+    // A folder with a model may have a file of the manifest's name from another program.
+    if !fs::is_folder(path) || find_any(path)?.is_some() {
+        return inspect(path);
+    }
+    let mut listed = history::listed(path)?;
+    for _ in 0..REMOVALS_MAX {
+        let Some(now) = listed.as_ref().filter(|listed| !listed.checkpoints.is_empty()) else { break };
+        let inspected: deepnvme_checkpoint::Result<Vec<_>> =
+            now.checkpoints.iter().map(|(_, path)| inspect(path)).collect();
+        let again = history::listed(path)?;
+        if inspected.is_ok() || again == listed {
+            return Ok(inspected?.into_iter().flatten().collect());
+        }
+        listed = again;
+    }
+    // Says what the folder lacks.
+    inspect(path)
 }
 
 fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::Result<Inspection> {
     let reader = file.open(engine)?;
+    let mut values = Vec::new();
+    let mut padding_bytes = 0;
     let (format, metadata, tensors) = match reader.file_metadata() {
         FileMetadata::Archive { state, .. } => {
             let mut users = vec![0; state.storages.len()];
@@ -102,17 +146,37 @@ fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::
             };
             let own = |(key, _): &&(String, String)| ![checksums::METADATA_KEY, PACKED_KEY].contains(&key.as_str());
             let metadata = header.metadata.iter().filter(own).cloned().collect();
-            ("safetensors", metadata, header.tensors.iter().map(tensor).collect())
+            let has_padding = header.metadata.iter().any(|(key, _)| key == OPTIMIZER_KEY);
+            let pickled: HashSet<&str> = file.values.iter().map(String::as_str).collect();
+            let mut tensors = Vec::with_capacity(header.tensors.len());
+            for one in &header.tensors {
+                if has_padding && is_padding(&one.name) {
+                    padding_bytes += one.bytes;
+                } else if pickled.contains(one.name.as_str()) {
+                    values.push(PickledValue { name: one.name.clone(), bytes: one.bytes, offset: one.offset });
+                } else {
+                    tensors.push(tensor(one));
+                }
+            }
+            ("safetensors", metadata, tensors)
         }
     };
+    let stored: u64 = reader.extents().iter().map(|extent| extent.bytes).sum();
+    let other_bytes = values.iter().map(|value| value.bytes).sum::<u64>() + padding_bytes;
     Ok(Inspection {
         path: file.path.clone(),
         format,
         file_bytes: reader.file_bytes(),
-        tensor_bytes: reader.extents().iter().map(|extent| extent.bytes).sum(),
+        tensor_bytes: stored - other_bytes,
         has_checksums: reader.has_checksums(),
         has_stale_checksums: reader.coverage() == read::Coverage::Stale,
         metadata,
         tensors,
+        values,
     })
+}
+
+/// Returns whether a tensor of an optimizer's state only fills a gap.
+fn is_padding(name: &str) -> bool {
+    name.strip_prefix(PADDING_PREFIX).is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()))
 }

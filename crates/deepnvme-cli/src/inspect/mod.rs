@@ -6,7 +6,7 @@ mod files;
 mod names;
 mod verify;
 
-pub use contents::{Inspection, Tensor, inspect};
+pub use contents::{Inspection, PickledValue, Tensor, inspect};
 pub use convert::{Conversion, convert};
 pub(crate) use files::failed;
 pub use verify::{Coverage, Verdict, Verification, verify, verify_all};

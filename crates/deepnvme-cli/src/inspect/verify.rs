@@ -36,6 +36,19 @@ pub enum Verdict {
     Unreadable,
 }
 
+impl Verdict {
+    /// Returns its name in all output.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sound => "sound",
+            Self::Damaged => "damaged",
+            Self::Unverifiable => "unverifiable",
+            Self::Unreadable => "unreadable",
+        }
+    }
+}
+
 /// The part of a file that was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -380,7 +393,7 @@ fn unverified(path: &Path, verdict: Verdict, finding: String) -> Verification {
 /// Reports the damage of a list of files.
 fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verification {
     let verdict = verdict(error).unwrap_or(Verdict::Damaged);
-    Verification { bytes, ..unverified(path, verdict, error.to_string()) }
+    Verification { bytes, ..unverified(path, verdict, finding(path, error)) }
 }
 
 /// Reports a list without a checksum, written by another program: a missing entry cannot be detected.
@@ -406,14 +419,22 @@ fn compared(
     Ok(Verification { path: path.to_path_buf(), verdict, finding, coverage, bytes, seconds })
 }
 
-/// Returns the text of an error. The remedy of a load without checksums is an argument that the command does not have.
+/// Remedies of a load, as Python arguments, which a verification does not have.
+const REMEDIES_OF_A_LOAD: [&str; 4] = [
+    ", or load it with verify='off' to read it as it is",
+    " verify='off' does not look at the checksum",
+    " use verify='off', or",
+    ", or load with verify='off'",
+];
+
+/// Returns the text of an error without the remedies of a load.
 fn finding(path: &Path, error: &deepnvme_checkpoint::Error) -> String {
     match error {
         deepnvme_checkpoint::Error::NoChecksums { is_stale: false, .. } => {
             let path = display::path(path);
             format!("{path}: the file has no checksums, so nothing can be compared; save or convert it with deepnvme")
         }
-        _ => error.to_string(),
+        _ => REMEDIES_OF_A_LOAD.iter().fold(error.to_string(), |text, remedy| text.replacen(remedy, "", 1)),
     }
 }
 

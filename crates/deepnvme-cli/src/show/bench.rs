@@ -31,8 +31,9 @@ pub fn draw(outcome: &BenchOutcome) -> String {
     out.push_str(&table(&rows));
     if let Some(ratio) = &outcome.ratio {
         let rounds = outcome.results[0].samples.len();
+        let rounds = if rounds == 1 { "1 round".into() } else { format!("median of {rounds} rounds") };
         let (median, min, max) = (ratio.median, ratio.min, ratio.max);
-        let _ = writeln!(out, "\n{median:.2} times fio's speed: median of {rounds} rounds, {min:.2} to {max:.2}");
+        let _ = writeln!(out, "\n{median:.2} times fio's speed: {rounds}, {min:.2} to {max:.2}");
     }
     if outcome.is_validated {
         out.push_str("\nevery byte of every round was compared\n");

@@ -6,24 +6,34 @@ use std::fmt::Write;
 use deepnvme_io::display;
 use deepnvme_perf::units::{bytes_text, gb};
 
-use crate::inspect::{Conversion, Coverage, Inspection, Tensor, Verdict, Verification};
+use crate::inspect::{Conversion, Coverage, Inspection, PickledValue, Tensor, Verdict, Verification};
+
+/// An entry of a file.
+#[derive(Clone, Copy)]
+enum Leaf<'a> {
+    Tensor(&'a Tensor),
+    Value(&'a PickledValue),
+}
 
 /// A node in the tree of names, with its children in the order of the file.
 #[derive(Default)]
 struct Node<'a> {
     children: Vec<(&'a str, Node<'a>)>,
     child_index: BTreeMap<&'a str, usize>,
-    leaf: Option<&'a Tensor>,
+    leaf: Option<Leaf<'a>>,
     tensors: usize,
+    values: usize,
     bytes: u64,
 }
 
 impl<'a> Node<'a> {
-    fn add(&mut self, path: &[&'a str], tensor: &'a Tensor) {
-        self.tensors += 1;
-        self.bytes += tensor.bytes;
+    fn add(&mut self, path: &[&'a str], leaf: Leaf<'a>) {
+        match leaf {
+            Leaf::Tensor(tensor) => (self.tensors, self.bytes) = (self.tensors + 1, self.bytes + tensor.bytes),
+            Leaf::Value(value) => (self.values, self.bytes) = (self.values + 1, self.bytes + value.bytes),
+        }
         let Some((first, rest)) = path.split_first() else {
-            self.leaf = Some(tensor);
+            self.leaf = Some(leaf);
             return;
         };
         let next = self.children.len();
@@ -31,7 +41,7 @@ impl<'a> Node<'a> {
         if index == next {
             self.children.push((first, Node::default()));
         }
-        self.children[index].1.add(rest, tensor);
+        self.children[index].1.add(rest, leaf);
     }
 
     fn draw(&self, indent: usize, depth: usize, out: &mut String) {
@@ -45,7 +55,11 @@ impl<'a> Node<'a> {
             }
             let blank = "  ".repeat(indent);
             match node.leaf {
-                Some(tensor) if node.children.is_empty() => {
+                Some(Leaf::Value(value)) if node.children.is_empty() => {
+                    let (label, bytes) = (format!("{blank}{name}"), bytes_text(value.bytes));
+                    let _ = writeln!(out, "{label:<44} {:<10} {:<20} {bytes}", "value", "");
+                }
+                Some(Leaf::Tensor(tensor)) if node.children.is_empty() => {
                     let remark = match (tensor.is_shared, tensor.is_packed) {
                         (true, _) => "  shares its storage",
                         (_, true) => "  packed",
@@ -59,8 +73,8 @@ impl<'a> Node<'a> {
                 }
                 _ => {
                     let label = format!("{blank}{name}");
-                    let (tensors, bytes) = (node.tensors, bytes_text(node.bytes));
-                    let _ = writeln!(out, "{label:<44} {}, {bytes}", tensors_text(tensors));
+                    let (entries, bytes) = (entries_text(node.tensors, node.values), bytes_text(node.bytes));
+                    let _ = writeln!(out, "{label:<44} {entries}, {bytes}");
                     if depth > 1 {
                         node.draw(indent + 1, depth - 1, out);
                     }
@@ -81,8 +95,8 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
             (false, false) => "without checksums of its own",
         };
         let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
-        let (tensors, bytes) = (tensors_text(file.tensors.len()), bytes_text(file.file_bytes));
-        let _ = writeln!(out, "{}: {kind}, {bytes}, {tensors}, {sums}", display::path(&file.path));
+        let (entries, bytes) = (entries_text(file.tensors.len(), file.values.len()), bytes_text(file.file_bytes));
+        let _ = writeln!(out, "{}: {kind}, {bytes}, {entries}, {sums}", display::path(&file.path));
         for (key, value) in &file.metadata {
             let _ = match value.len() {
                 METADATA_BYTES_MAX.. if depth < usize::MAX => {
@@ -92,17 +106,19 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
             };
         }
         let mut root = Node::default();
-        for tensor in &file.tensors {
-            let path: Vec<&str> = tensor.name.split('.').collect();
-            root.add(&path, tensor);
+        let tensors = file.tensors.iter().map(|tensor| (&tensor.name, Leaf::Tensor(tensor)));
+        let values = file.values.iter().map(|value| (&value.name, Leaf::Value(value)));
+        for (name, leaf) in tensors.chain(values) {
+            let path: Vec<&str> = name.split('.').collect();
+            root.add(&path, leaf);
         }
         root.draw(1, depth, &mut out);
     }
     if files.len() > 1 {
-        let (tensors, bytes) = files
-            .iter()
-            .fold((0, 0), |(tensors, bytes), file| (tensors + file.tensors.len(), bytes + file.tensor_bytes));
-        let _ = writeln!(out, "total: {} files, {}, {}", files.len(), tensors_text(tensors), bytes_text(bytes));
+        let tensors = files.iter().map(|file| file.tensors.len()).sum();
+        let values = files.iter().map(|file| file.values.len()).sum();
+        let bytes = files.iter().map(|file| file.tensor_bytes).sum();
+        let _ = writeln!(out, "total: {} files, {}, {}", files.len(), entries_text(tensors, values), bytes_text(bytes));
     }
     out
 }
@@ -119,9 +135,9 @@ pub fn draw_verifications(files: &[Verification]) -> String {
     for file in files {
         let finding = display::text(file.finding.as_deref().unwrap_or_default());
         let _ = match file.verdict {
-            Verdict::Damaged => writeln!(out, "DAMAGED  {finding}"),
-            Verdict::Unverifiable => writeln!(out, "unknown  {finding}"),
-            Verdict::Unreadable => writeln!(out, "NOT READ {finding}"),
+            Verdict::Damaged | Verdict::Unverifiable | Verdict::Unreadable => {
+                writeln!(out, "{:<12} {finding}", file.verdict.name())
+            }
             Verdict::Sound => {
                 let path = display::path(&file.path);
                 let compared = match file.bytes {
@@ -136,11 +152,28 @@ pub fn draw_verifications(files: &[Verification]) -> String {
                     Coverage::File => "",
                     _ => "; names, types and shapes have no checksum: save the file again to add one",
                 };
-                writeln!(out, "ok       {path}: {compared}{speed}{covered}")
+                writeln!(out, "{:<12} {path}: {compared}{speed}{covered}", file.verdict.name())
             }
         };
     }
     out
+}
+
+/// Counts the files that are not sound, worst first: `damaged: 1, unreadable: 1, of 5`. `None` if all are sound.
+#[must_use]
+pub fn draw_failure(files: &[Verification]) -> Option<String> {
+    let worst_first = [Verdict::Damaged, Verdict::Unreadable, Verdict::Unverifiable];
+    let counts = worst_first.map(|verdict| (verdict, files.iter().filter(|file| file.verdict == verdict).count()));
+    let counts: Vec<_> = counts
+        .iter()
+        .filter(|(_, count)| *count > 0)
+        .map(|(verdict, count)| format!("{}: {count}", verdict.name()))
+        .collect();
+    match counts.as_slice() {
+        [] => None,
+        [one] => Some(format!("{one} of {}", files.len())),
+        several => Some(format!("{}, of {}", several.join(", "), files.len())),
+    }
 }
 
 /// Omitted names that are shown.
@@ -167,6 +200,16 @@ pub fn draw_conversion(converted: &Conversion) -> String {
         let _ = writeln!(out, "and {} more; --json lists all", left_out.len() - OMITTED_SHOWN_MAX);
     }
     out
+}
+
+/// Names the numbers of tensors and of values.
+fn entries_text(tensors: usize, values: usize) -> String {
+    let values_text = if values == 1 { "1 value".into() } else { format!("{values} values") };
+    match (tensors, values) {
+        (_, 0) => tensors_text(tensors),
+        (0, _) => values_text,
+        _ => format!("{} and {values_text}", tensors_text(tensors)),
+    }
 }
 
 /// Names a number of tensors.

@@ -35,7 +35,8 @@ pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
     for (name, share) in encodings {
         let (from, to) = in_one_unit(share.bytes, share.packed_bytes);
         let ratio = share.packed_bytes as f64 / share.bytes.max(1) as f64;
-        let _ = writeln!(out, "{name:<9} {:>5} tensors, {from} become about {to} ({ratio:.3})", share.tensors);
+        let (tensors, s) = (share.tensors, if share.tensors == 1 { "" } else { "s" });
+        let _ = writeln!(out, "{name:<9} {tensors:>5} tensor{s}, {from} become about {to} ({ratio:.3})");
     }
     let (from, to) = in_one_unit(*bytes, *packed_bytes);
     let _ = writeln!(out, "total     {from} become about {to} ({:.3})", fraction(*packed_bytes));
@@ -66,8 +67,9 @@ pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
 pub(crate) fn draw_packed(packed: &PackOutcome, estimate: &Estimate, seconds: f64) -> String {
     let PackOutcome { file, bytes, tensors, encoded, copied, left_out } = packed;
     let ratio = *bytes as f64 / estimate.bytes.max(1) as f64;
+    let (tensors, copied) = (counted(*tensors, "tensor"), counted(*copied, "other file"));
     let mut out = format!(
-        "{}: {tensors} tensors, {encoded} of them encoded, {} ({ratio:.3} of the original), {:.2} GB/s; {copied} other files\n",
+        "{}: {tensors}, {encoded} encoded, {} ({ratio:.3} of the original), {:.2} GB/s; {copied}\n",
         display::path(file),
         bytes_text(*bytes),
         gb(estimate.bytes) / seconds.max(1e-9)
@@ -79,6 +81,11 @@ pub(crate) fn draw_packed(packed: &PackOutcome, estimate: &Estimate, seconds: f6
         let _ = writeln!(out, "omitted: {more} more; --json lists all");
     }
     out
+}
+
+/// Names a number of things: `1 tensor`, `2 tensors`.
+fn counted(count: usize, thing: &str) -> String {
+    format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]

@@ -7,15 +7,25 @@ use deepnvme_perf::{Error, Result};
 
 pub(super) type Drawn<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Checks the extension of the file name.
+/// Checks the extension of the file name, and that the file can be written.
 ///
 /// # Errors
-/// `Usage` for another extension.
+/// `Usage` for another extension, or as [`check_writable`].
 pub fn check(path: &Path) -> Result<()> {
     match path.extension().and_then(|ending| ending.to_str()) {
-        Some("svg" | "html") => Ok(()),
+        Some("svg" | "html") => check_writable(path),
         _ => Err(Error::usage(format!("--plot {}: the name must end in .svg or .html", display::path(path)))),
     }
+}
+
+/// Checks, before the work, that a small file can be written at its end.
+///
+/// # Errors
+/// The error of the file's folder.
+pub fn check_writable(path: &Path) -> Result<()> {
+    // The file itself stays as it is: a private one beside it is made and removed.
+    let made = deepnvme_file::Temporary::new(path);
+    Ok(made.map(drop).map_err(|error| error.at_path(path))?)
 }
 
 /// Draws a picture and writes it as `.svg`, or as a self-contained `.html` page. `kind` names it in errors.

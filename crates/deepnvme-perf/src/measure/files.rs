@@ -33,7 +33,7 @@ impl ScratchFiles {
             let name = folder.join(NAME);
             remove_leftovers(&name);
             parts.push(Temporary::new(&name).map_err(|error| match error.errno() {
-                Some(errno) => Error::at(folder, "make a file", &std::io::Error::from_raw_os_error(errno)),
+                Some(errno) => Error::at(folder, "cannot make a file", &std::io::Error::from_raw_os_error(errno)),
                 None => error.into(),
             })?);
         }
@@ -69,7 +69,7 @@ impl ScratchFiles {
 pub(crate) fn check_free_space(folders: &[PathBuf], bytes_each: u64) -> Result<()> {
     let mut needed = BTreeMap::<u64, (u64, &PathBuf)>::new();
     for folder in folders {
-        let device = folder.metadata().map_err(|error| Error::at(folder, "read its metadata", &error))?.dev();
+        let device = folder.metadata().map_err(|error| Error::at(folder, "cannot read its metadata", &error))?.dev();
         needed.entry(device).or_insert((0, folder)).0 += bytes_each;
     }
     for (bytes, folder) in needed.values() {

@@ -13,7 +13,7 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Drops a file from the page cache. Needs no privileges.
 pub(crate) fn drop_from_page_cache(path: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Error::at(path, "drop it from the page cache", &error);
+    let failed = |error: std::io::Error| Error::at(path, "cannot drop it from the page cache", &error);
     let file = File::open(path).map_err(failed)?;
     // Dirty pages cannot be dropped.
     file.sync_all().map_err(failed)?;
@@ -22,7 +22,7 @@ pub(crate) fn drop_from_page_cache(path: &Path) -> Result<()> {
 
 /// Reads a file through the page cache.
 pub(crate) fn load_into_page_cache(path: &Path) -> Result<()> {
-    let failed = |error: std::io::Error| Error::at(path, "read it into the page cache", &error);
+    let failed = |error: std::io::Error| Error::at(path, "cannot read it into the page cache", &error);
     let mut file = File::open(path).map_err(failed)?;
     let mut buffer = vec![0; READ_BYTES];
     while file.read(&mut buffer).map_err(failed)? > 0 {}

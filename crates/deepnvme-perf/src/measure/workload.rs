@@ -184,7 +184,7 @@ impl Workload {
 fn check_folder(folder: &std::path::Path) -> Result<()> {
     use std::os::unix::fs::FileTypeExt;
     let name = display::path(folder);
-    let metadata = std::fs::metadata(folder).map_err(|error| Error::at(folder, "read its metadata", &error))?;
+    let metadata = std::fs::metadata(folder).map_err(|error| Error::at(folder, "cannot read its metadata", &error))?;
     let kind = metadata.file_type();
     if kind.is_block_device() || kind.is_char_device() {
         let text = "is a device, and its data would be lost; name a folder on its file system";

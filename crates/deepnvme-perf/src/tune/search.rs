@@ -55,6 +55,8 @@ pub struct SearchResult {
     pub tried: Vec<Candidate>,
     /// The index of the chosen one.
     pub chosen: usize,
+    /// Whether the chosen one is the settings that the search started from.
+    pub is_start: bool,
     /// Candidates that are indistinguishable from the best, including it.
     pub equal: usize,
     /// Whether the search was interrupted.
@@ -75,12 +77,12 @@ impl SearchResult {
         let short = if self.is_interrupted { "; stopped early" } else { "" };
         let gap = (1.0 - self.best().median() / best.max(f64::MIN_POSITIVE)) * 100.0;
         let near = if gap < 0.05 { "the best".to_owned() } else { format!("within {:.1}% of the best", gap.max(0.1)) };
+        let reason = if self.is_start { "the default was kept" } else { "the smallest was chosen" };
         match self.equal {
             1 => format!("{near} of the finalists, {tried} tried{short}"),
-            equal => format!(
-                "{near} of the finalists, {tried} tried, {equal} candidates indistinguishable; the smallest was \
-                 chosen{short}"
-            ),
+            equal => {
+                format!("{near} of the finalists, {tried} tried, {equal} candidates indistinguishable; {reason}{short}")
+            }
         }
     }
 }
@@ -102,7 +104,7 @@ pub fn search(
     if !is_interrupted || tried.iter().all(|candidate| candidate.gb_per_s.is_empty()) {
         outcome?;
     }
-    Ok(choose(tried, is_interrupted))
+    Ok(choose(tried, start, is_interrupted))
 }
 
 fn brackets(
@@ -134,7 +136,7 @@ fn brackets(
     }
     let finalists = halve(population, FIRST_SHARE, spent, trial, tried)?;
     let mut finalists = climb(space, finalists, spent, trial, tried)?;
-    // The default settings are in the final: if they are as good and no larger, they stay.
+    // The default settings are in the final: if they are as good, they stay.
     if !finalists.contains(&START) {
         finalists.push(START);
     }
@@ -228,8 +230,8 @@ fn is_clear(finalists: &[usize], tried: &[Candidate]) -> bool {
     medians.len() < 2 || medians[1] < medians[0] * EQUAL
 }
 
-/// Chooses the smallest of the candidates that equal the best.
-fn choose(mut tried: Vec<Candidate>, is_interrupted: bool) -> SearchResult {
+/// Chooses among the candidates that equal the best: the settings that the search started from, or else the smallest.
+fn choose(mut tried: Vec<Candidate>, start: &Config, is_interrupted: bool) -> SearchResult {
     tried.retain(|candidate| !candidate.gb_per_s.is_empty());
     // One lucky trial does not win: candidates with few trials sort after the others.
     let most = tried.iter().map(|candidate| candidate.gb_per_s.len()).max().unwrap_or(1);
@@ -238,8 +240,10 @@ fn choose(mut tried: Vec<Candidate>, is_interrupted: bool) -> SearchResult {
     let best = tried[0].median();
     let is_equal = |candidate: &&Candidate| is_proven(candidate) && candidate.median() >= best * EQUAL;
     let equal = tried.iter().take_while(is_equal).count().max(1);
-    let chosen = (0..equal).min_by_key(|index| cost(&tried[*index].config)).unwrap_or(0);
-    SearchResult { tried, chosen, equal, is_interrupted }
+    let kept = tried[..equal].iter().position(|candidate| candidate.config == *start);
+    let smallest = || (0..equal).min_by_key(|index| cost(&tried[*index].config));
+    let chosen = kept.or_else(smallest).unwrap_or(0);
+    SearchResult { tried, chosen, is_start: kept.is_some(), equal, is_interrupted }
 }
 
 #[cfg(test)]
@@ -305,7 +309,7 @@ mod tests {
         let (quality, found) = quality(1, 300, 0.0);
         assert!(quality >= 0.97, "{quality}");
         let smallest = found.tried[..found.equal].iter().map(|candidate| cost(&candidate.config)).min();
-        assert_eq!(Some(cost(&found.best().config)), smallest);
+        assert!(!found.is_start && Some(cost(&found.best().config)) == smallest);
         let text = found.confidence();
         assert!(text.contains(" tried") && (found.equal == 1 || text.contains("indistinguishable")), "{text}");
     }
@@ -328,6 +332,18 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn the_default_stays_where_nothing_is_better() {
+        // All settings are as good, and most are smaller.
+        let mut trial = |config: &Config| Ok(if *config == Config::default() { 9.9 } else { 10.0 });
+        let done = Cell::new(0);
+        let spent = || f64::from(done.replace(done.get() + 1)) / 300.0;
+        let found = search(&space(), &Config::default(), &spent, &mut trial).unwrap();
+        assert!(found.is_start && found.equal > 1, "{}", found.equal);
+        assert_eq!(found.best().config, Config::default());
+        assert!(found.confidence().ends_with("the default was kept"), "{}", found.confidence());
     }
 
     #[test]

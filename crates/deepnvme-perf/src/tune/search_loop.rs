@@ -68,7 +68,7 @@ fn starting_point(space: &SearchSpace) -> Config {
 }
 
 /// Compares the finalists of both directions in turn. The score is the product of their speeds relative to the best of
-/// each direction. Chooses the smallest of the settings that are as good as the best. After an interruption, keeps the
+/// each direction. Of the settings that are as good as the best, chooses the default, or else the smallest. After an interruption, keeps the
 /// choice of the first direction.
 fn choose_for_both(
     searches: &[(Direction, SearchResult)],
@@ -118,9 +118,12 @@ fn choose_for_both(
     let products: Vec<_> = (0..candidates.len()).map(|index| product(&index)).collect();
     let best = products.iter().copied().fold(0.0, f64::max);
     // All that are indistinguishable from the best in each direction.
-    let equal =
-        products.iter().zip(candidates).filter(|(product, _)| **product >= best * search::EQUAL * search::EQUAL);
-    Ok(equal.map(|(_, config)| config).min_by_key(space::cost).unwrap_or_else(|| start.clone()))
+    let is_equal = |(product, _): &(&f64, &Config)| **product >= best * search::EQUAL * search::EQUAL;
+    let equal: Vec<&Config> = products.iter().zip(&candidates).filter(is_equal).map(|(_, config)| config).collect();
+    if equal.contains(&start) {
+        return Ok(start.clone());
+    }
+    Ok(equal.into_iter().min_by_key(|config| space::cost(config)).unwrap_or(start).clone())
 }
 
 /// Trials of one direction.

@@ -55,14 +55,13 @@ impl NewFolder {
             let text = "it is a symbolic link; name the folder that it leads to, or a new one";
             return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(target).into());
         }
-        let is_free = match fs::entries(target) {
-            Ok(entries) => entries.is_empty(),
-            Err(Errno::NOENT) => true,
-            Err(Errno::NOTDIR) => false,
+        let taken = match fs::entries(target) {
+            Ok(entries) => (!entries.is_empty()).then_some("the folder is not empty; name a new or an empty one"),
+            Err(Errno::NOENT) => None,
+            Err(Errno::NOTDIR) => Some("this is not a folder; name a new one"),
             Err(errno) => return Err(IoError::os("pack", errno).at_path(target).into()),
         };
-        if !is_free {
-            let text = "the folder exists already; name a new one";
+        if let Some(text) = taken {
             return Err(IoError::new(ErrorKind::InvalidInput, "pack", text).at_path(target).into());
         }
         if target.file_name().is_none() {

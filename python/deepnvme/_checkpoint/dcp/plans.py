@@ -1,11 +1,14 @@
-"""Compare the save plans of the ranks, and choose the rank that saves an entry which several have. Pure."""
+"""Compare the save plans of the ranks, choose the rank that saves an entry which several have, and name missing ones.
+
+Pure.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 
 from deepnvme.errors import InvalidArgumentError
@@ -14,11 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.distributed.checkpoint.metadata import Metadata
-    from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+    from torch.distributed.checkpoint.planner import LoadPlan, SavePlan, WriteItem
 
 # Tensors from this size on are written by any rank that has them, so that all write about the same. Smaller ones may
 # differ, and are those of the first rank that has them, as in checkpoints of one file.
 SAME_BYTES_MIN = 256 << 10
+# Names that an error shows.
+_NAMED_MAX = 5
 
 
 class ComparingPlanner(DefaultSavePlanner):
@@ -36,6 +41,39 @@ class ComparingPlanner(DefaultSavePlanner):
         """Make the plan of each rank, on the coordinator."""
         check_plans(all_plans, self._name)
         return super().create_global_plan(leave_to_first(all_plans))
+
+
+class NamingPlanner(DefaultLoadPlanner):
+    """Names all tensors and values that the checkpoint lacks, and some that it has.
+
+    Args:
+        checkpoint: the checkpoint, for errors.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+
+    def create_local_plan(self) -> LoadPlan:
+        """Make the plan of this rank.
+
+        Raises:
+            KeyError: the checkpoint has no tensor or value of a name.
+        """
+        try:
+            return super().create_local_plan()
+        except RuntimeError as error:
+            found = self.metadata.state_dict_metadata if self.metadata else {}
+            missing = [name for name in self.state_dict if name not in found]
+            if not missing:
+                raise
+            others = [name for name in found if name not in self.state_dict] or list(found)
+            msg = f"{self._checkpoint}: there is no tensor {_listed(missing)}; there are {_listed(others) or 'none'}"
+            raise KeyError(msg) from error
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
 
 
 def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.checkpoint import SHARDS_LIST
-from deepnvme._checkpoint.dcp.plans import ComparingPlanner
+from deepnvme._checkpoint.dcp.plans import ComparingPlanner, NamingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.distributed.process_group import run_interruptibly
@@ -188,8 +188,9 @@ def restore(group: RankGroup, found: Checkpoint, options: dict[str, Any]) -> Any
         return found.path.name
 
     def fill() -> None:
+        planner = NamingPlanner(str(found.path))
         with _errors_with_path(found.path):
-            _with_all(group, lambda: load(into, storage_reader=readers[0], **_group_of(group)))
+            _with_all(group, lambda: load(into, storage_reader=readers[0], planner=planner, **_group_of(group)))
 
     with group.leave_on_error():
         names = group.run_on_all(check)

@@ -119,7 +119,8 @@ def _descriptions(obj: object, storages: list[torch.UntypedStorage]) -> tuple[li
             storage = tensor.untyped_storage()
             index = places.get(_storage_key(storage))
             seen.add(index)
-            what += f" at {tensor.storage_offset()} {list(tensor.stride())} of {storage.nbytes()} bytes, number {index}"
+            view = f"offset {tensor.storage_offset()}, strides {list(tensor.stride())}"
+            what += f" ({view}, in storage {index} of {storage.nbytes()} bytes)"
         descriptions.append((name, what))
     return descriptions, seen >= set(places.values())
 
@@ -135,11 +136,18 @@ def raise_different(group: RankGroup, what: str, state: SerialisedState) -> NoRe
     differing = [(rank, pair) for rank, pair in enumerate(group.all_gather(own)) if pair is not None]
     rank, (expected, found) = differing[0]
     ranks = ", ".join(str(rank) for rank, _ in differing)
-    text = f"rank {rank} has {_shown(found)}, where rank 0 has {_shown(expected)}"
+    text = _difference(rank, found, expected)
     advice = "all ranks must save the same tensors in the same order"
     who = f"the state of rank {ranks} differs" if len(differing) == 1 else f"the states of ranks {ranks} differ"
     group.raise_on_all(f"{what}: {who} from that of rank 0: {text}; {advice}")
 
 
+def _difference(rank: int, found: _Description | None, expected: _Description | None) -> str:
+    if found is None or expected is None or found[0] != expected[0]:
+        # Two different names say all; the rest would hide them.
+        return f"rank {rank} has {_shown(found)} where rank 0 has {_shown(expected)}"
+    return f"{found[0]!r} is {found[1]} on rank {rank}, and {expected[1]} on rank 0"
+
+
 def _shown(line: _Description | None) -> str:
-    return "nothing more" if line is None else f"{line[0]}: {line[1]}"
+    return "nothing more" if line is None else repr(line[0])
