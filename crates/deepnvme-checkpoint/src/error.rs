@@ -29,7 +29,7 @@ pub enum Error {
     /// The data differs from the saved data.
     #[error(
         "{}: the bytes of {part} at offset {offset} are not those that were saved ({bytes} bytes, {detail}); \
-             restore the file from a copy, or load it with verify='off' to read it as it is",
+             restore the file from a copy, or load it without verification",
         display::path(path)
     )]
     Damaged {
@@ -58,7 +58,7 @@ pub enum Error {
     #[error(
         "{}: this list of files is not the one that was saved: its checksum does not match. Restore it from a copy, or \
          remove it where a newer file has taken its place. If another program has edited it on purpose, remove {:?} and \
-         {:?} from it. verify='off' does not look at the checksum",
+         {:?} from it, or load without verification",
         display::path(path),
         deepnvme_format::file_list::CHECKSUM_KEY,
         deepnvme_format::file_list::FILES_KEY
@@ -83,8 +83,8 @@ pub enum Error {
         path: PathBuf,
     },
     /// Full verification was requested, but the file contains no checksums.
-    #[error("{}: {}, so nothing can be compared; if deepnvme saved it, restore it from a copy; otherwise use \
-             verify='off', or save it with deepnvme first", display::path(path),
+    #[error("{}: {}, so nothing can be compared; if deepnvme saved it, restore it from a copy; otherwise save it \
+             with deepnvme first, or load it without verification", display::path(path),
             if *is_stale { "the checksums in the file were made for another file, and copied into this one" }
             else { "the file has no checksums" })]
     NoChecksums {

@@ -259,7 +259,9 @@ impl Error {
             (_, Some(Shortage::Inodes)) => {
                 "the file system can hold no more files (`df -i`); remove some or choose another folder".into()
             }
-            (Some(needed), Some(Shortage::Bytes { free })) => format!("{needed}, and {free} are free; {}", inner.detail).into(),
+            (Some(needed), Some(Shortage::Bytes { free })) => {
+                format!("{needed}, and {free} are free; {}", inner.detail).into()
+            }
             (Some(needed), None) => format!("{needed}; {}", inner.detail).into(),
             (None, Some(Shortage::Bytes { free })) => format!("{free} bytes are free; {}", inner.detail).into(),
             (None, None) => inner.detail.as_str().into(),

@@ -8,7 +8,13 @@ import os
 from deepnvme._commands.result import CommandResult, Path, run
 from deepnvme._utils.arguments import check_flag, whole
 from deepnvme._utils.public import public
-from deepnvme.errors import ChecksumError, Error, NotFoundError
+from deepnvme.errors import ChecksumError, Error, NotFoundError, PermissionDeniedError
+
+_UNREADABLE = {
+    errno.ENOENT: NotFoundError,
+    errno.EACCES: PermissionDeniedError,
+    errno.EPERM: PermissionDeniedError,
+}
 
 
 @public
@@ -56,6 +62,7 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
     Raises:
         deepnvme.errors.ChecksumError: a file is damaged. The message lists every file that is not sound.
         deepnvme.errors.NotFoundError: files are missing, and nothing else is wrong.
+        deepnvme.errors.PermissionDeniedError: files may not be read, and nothing else is wrong.
         deepnvme.Error: no file is damaged, but one has no checksums or cannot be read.
         TypeError: no path is named, or an argument has the wrong type.
 
@@ -73,13 +80,14 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
     check_flag(check, "check")
     result = run("verify", "--", *map(os.fsdecode, paths))
     if check and not result["is_sound"]:
-        bad = [(file["verdict"], file["finding"]) for file in result["files"] if file["verdict"] != "sound"]
-        is_damaged = any(verdict == "damaged" for verdict, _ in bad)
-        text = "\n".join(f"{verdict}: {finding}" for verdict, finding in bad)
-        absent = [file["path"] for file in result["files"] if not os.path.lexists(file["path"])]
-        if len(absent) == len(bad) and not is_damaged:
-            raise NotFoundError(errno.ENOENT, text, absent[0])
-        raise (ChecksumError if is_damaged else Error)(text)
+        bad = [file for file in result["files"] if file["verdict"] != "sound"]
+        text = "\n".join(f"{file['verdict']}: {file['finding']}" for file in bad)
+        if any(file["verdict"] == "damaged" for file in bad):
+            raise ChecksumError(text)
+        number = bad[0]["errno"]
+        if number is None or any(file["errno"] != number for file in bad):
+            raise Error(text)
+        raise _UNREADABLE.get(number, Error)(number, text, bad[0]["path"])
     return result
 
 

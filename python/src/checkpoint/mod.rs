@@ -52,7 +52,12 @@ pub(crate) fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
         Error::Locked { .. } => "LockedError",
         Error::Manifest { .. } => "CorruptFileError",
     };
-    let raised = error::plain(py, class, error.to_string());
+    // Their remedy is a load without verification.
+    let option = match error {
+        Error::Damaged { .. } | Error::ChangedList { .. } | Error::NoChecksums { .. } => " (verify='off')",
+        _ => "",
+    };
+    let raised = error::plain(py, class, format!("{error}{option}"));
     let place = match error {
         Error::Format { path, source: deepnvme_format::Error::Corrupt { offset, .. } } => Some((path, Some(*offset))),
         Error::Format { path, .. } | Error::NoChecksums { path, .. } => Some((path, None)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import struct
@@ -115,3 +116,22 @@ def test_new_files_follow_the_list_of_their_folder(tmp_path: Path) -> None:
     files = [path for path in tmp_path.rglob("*") if path.is_file() and not path.name.startswith(".")]
     assert len(files) >= 5
     assert {path.name: access(path)[0] for path in files} == {path.name: 0o600 for path in files}
+
+
+@pytest.mark.parametrize("kind", ["file", "run"])
+def test_verify_of_a_path_that_this_user_may_not_read(folder: Path, kind: str) -> None:
+    closed = folder / "closed"
+    closed.mkdir()
+    deepnvme.save(STATE, closed / "file")
+    with deepnvme.Checkpointer(closed / "run") as checkpointer:
+        checkpointer.save(1, STATE)
+    closed.chmod(0o600)
+    os.chown(closed, USER, OWN_GROUP)
+
+    def verify() -> None:
+        with pytest.raises(PermissionError, match="unreadable: ") as raised:
+            deepnvme.verify(closed / kind)
+        assert raised.value.errno == errno.EACCES
+        assert isinstance(raised.value, deepnvme.errors.PermissionDeniedError)
+
+    as_user(verify)

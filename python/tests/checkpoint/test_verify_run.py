@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import re
@@ -139,6 +140,15 @@ def test_a_missing_path_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no-such\.pt") as raised:
         deepnvme.verify(tmp_path / "no-such.pt")
     assert isinstance(raised.value, deepnvme.Error)
+
+
+def test_a_path_through_a_loop_of_links_is_not_damage(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for path in (tmp_path / "loop", tmp_path / "loop" / "run"):
+        with pytest.raises(deepnvme.Error, match="unreadable: ") as raised:
+            deepnvme.verify(path)
+        assert raised.value.errno == errno.ELOOP
+        assert not isinstance(raised.value, ValueError)
 
 
 def test_a_damaged_manifest_costs_no_checkpoint(folder: Path) -> None:

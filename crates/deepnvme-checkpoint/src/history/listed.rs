@@ -84,7 +84,10 @@ pub(super) fn read(path: &Path) -> Result<Option<(Vec<u8>, Manifest)>> {
 fn not_a_file(failure: &IoError) -> Option<String> {
     match failure.errno().map(Errno::from_raw_os_error) {
         Some(Errno::ISDIR) => Some("it is a folder".into()),
-        Some(Errno::LOOP) => Some("it is a symbolic link that leads to itself".into()),
+        // Otherwise a folder above it is such a link.
+        Some(Errno::LOOP) if failure.path().is_some_and(|path| fs::stat_link(path).is_ok()) => {
+            Some("it is a symbolic link that leads to itself".into())
+        }
         _ if [ErrorKind::NotFound, ErrorKind::InvalidInput].contains(&failure.kind()) => Some(failure.detail().into()),
         _ => None,
     }

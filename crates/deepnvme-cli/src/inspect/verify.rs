@@ -71,6 +71,8 @@ pub struct Verification {
     pub verdict: Verdict,
     /// The reason, unless it is sound.
     pub finding: Option<String>,
+    /// The kernel's error number, if it is unreadable.
+    pub errno: Option<i32>,
     /// The part that was verified.
     pub coverage: Coverage,
     /// Bytes that were verified.
@@ -92,6 +94,10 @@ pub fn verify_all(paths: &[PathBuf], progress: &Progress) -> Result<Vec<Verifica
             Err(Error::Interrupted) => return Err(Error::Interrupted),
             Err(error) => found.push(Verification {
                 seconds: began.elapsed().as_secs_f64(),
+                errno: match &error {
+                    Error::Engine(error) => error.errno(),
+                    _ => None,
+                },
                 ..unverified(path, Verdict::Unreadable, error.to_string())
             }),
         }
@@ -370,7 +376,7 @@ fn with_trainer_hint(error: Error, names: &[OsString]) -> Error {
 
 /// Reports a file that could not be read.
 fn of_unread(path: &Path, error: &deepnvme_io::Error) -> Verification {
-    unverified(path, Verdict::Unreadable, error.to_string())
+    Verification { errno: error.errno(), ..unverified(path, Verdict::Unreadable, error.to_string()) }
 }
 
 /// Reports that a file of a list, or a part of that file, is missing.
@@ -387,7 +393,7 @@ fn of_missing(path: &Path, list: &Path, error: &deepnvme_io::Error) -> Verificat
 
 fn unverified(path: &Path, verdict: Verdict, finding: String) -> Verification {
     let (path, finding) = (path.to_path_buf(), Some(finding));
-    Verification { path, verdict, finding, coverage: Coverage::Nothing, bytes: 0, seconds: 0.0 }
+    Verification { path, verdict, finding, errno: None, coverage: Coverage::Nothing, bytes: 0, seconds: 0.0 }
 }
 
 /// Reports the damage of a list of files.
@@ -416,25 +422,17 @@ fn compared(
         },
     };
     let seconds = began.elapsed().as_secs_f64();
-    Ok(Verification { path: path.to_path_buf(), verdict, finding, coverage, bytes, seconds })
+    Ok(Verification { path: path.to_path_buf(), verdict, finding, errno: None, coverage, bytes, seconds })
 }
 
-/// Remedies of a load, as Python arguments, which a verification does not have.
-const REMEDIES_OF_A_LOAD: [&str; 4] = [
-    ", or load it with verify='off' to read it as it is",
-    " verify='off' does not look at the checksum",
-    " use verify='off', or",
-    ", or load with verify='off'",
-];
-
-/// Returns the text of an error without the remedies of a load.
+/// Returns the text of an error.
 fn finding(path: &Path, error: &deepnvme_checkpoint::Error) -> String {
     match error {
         deepnvme_checkpoint::Error::NoChecksums { is_stale: false, .. } => {
             let path = display::path(path);
             format!("{path}: the file has no checksums, so nothing can be compared; save or convert it with deepnvme")
         }
-        _ => REMEDIES_OF_A_LOAD.iter().fold(error.to_string(), |text, remedy| text.replacen(remedy, "", 1)),
+        _ => error.to_string(),
     }
 }
 

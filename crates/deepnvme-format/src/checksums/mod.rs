@@ -376,7 +376,7 @@ pub fn decode(text: &[u8]) -> Result<Sidecar> {
 }
 
 fn later(what: &str) -> Error {
-    Error::unsupported(format!("{what}; a later deepnvme wrote them: upgrade, or load with verify='off'"))
+    Error::unsupported(format!("{what}; a later deepnvme wrote them: upgrade deepnvme, or load without verification"))
 }
 
 /// A polynomial over GF(2) without its highest term, bits reflected, as wide as its checksum.
