@@ -46,10 +46,14 @@ HOLDER = """
 import os, signal, sys, time, torch, deepnvme
 checkpointer = deepnvme.Checkpointer(sys.argv[1])
 checkpointer.save(1, {"a": torch.ones(1000)})
+# The child gives the lock up as it starts to run.
+running, runs = os.pipe()
 child = os.fork()
 if child == 0:
+    os.write(runs, b"x")
     signal.alarm(60)
     time.sleep(1000)
+os.read(running, 1)
 print(os.getpid(), child, flush=True)
 time.sleep(1000)
 """
