@@ -63,7 +63,7 @@ def test_a_disk_that_holds_no_more_files_says_so(small_disk: Path, random_bytes:
         (small_disk / f"small-{made}").touch()
         made += 1
     path = small_disk / "file"
-    calls = {
+    calls: dict[str, Callable[[], object]] = {
         "write": lambda: deepnvme.write(random_bytes(100), path),
         "save": lambda: deepnvme.save({"a": np.ones(3)}, path),
         "Checkpointer": lambda: deepnvme.Checkpointer(path).save(1, {"a": 1}),

@@ -294,7 +294,7 @@ fn existing_folders_are_left_alone_whatever_their_names() {
     fs::create_dir(&target).unwrap();
     fs::write(target.join("mine"), "mine").unwrap();
     let refused = run(&engine, &model, &target, EncodingMode::Keep, &[]).unwrap_err();
-    assert!(refused.to_string().contains("the folder exists already"), "{refused}");
+    assert!(refused.to_string().contains("the folder is not empty"), "{refused}");
     assert_eq!(fs::read(target.join("mine")).unwrap(), b"mine");
     fs::remove_file(target.join("mine")).unwrap();
     for leads_to in [&target, &out.path().join("nowhere")] {

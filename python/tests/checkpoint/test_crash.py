@@ -167,7 +167,7 @@ assert all(loaded[f"l{i}"].eq(i).all() for i in range(40))
     )
     original = tmp_path / "original.pt"
     torch.save({f"l{i}": torch.full((1 << 11, 1 << 11), i, dtype=torch.uint8) for i in range(40)}, original)
-    command = [sys.executable, "-c", code, tmp_path / "copy.pt", str(into), original]
+    command: list[str | Path] = [sys.executable, "-c", code, tmp_path / "copy.pt", str(into), original]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     bound = 100 << 20 if into else (160 + 60) << 20

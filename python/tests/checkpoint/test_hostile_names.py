@@ -152,6 +152,7 @@ def test_commands_on_names_that_are_no_utf8(folder: Path, capfd: pytest.CaptureF
     assert time.monotonic() - began < 20
     assert sorted(path.name for path in folder.iterdir()) == [source.name, target.name]
     # Python gets the exact path.
+    (folder / "config.json").write_text("{}")
     asked = _python_command(["generate", "--model", str(folder), "--prompt", "x", "--memory", "1GB"])
     assert asked is not None
     assert os.fsdecode(bytes(json.loads(asked[1])["model"])) == str(folder)

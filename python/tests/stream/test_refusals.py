@@ -154,7 +154,12 @@ def test_options_that_change_nothing(models: SmallModels, tmp_path: Path) -> Non
     folder = tmp_path / "weights"
     shutil.copytree(models.folder("llama"), folder)
     (folder / "config.json").rename(tmp_path / "config.json")
-    defaults = {"device_map": None, "state_dict": None, "ignore_mismatched_sizes": False, "output_loading_info": False}
+    defaults: dict[str, Any] = {
+        "device_map": None,
+        "state_dict": None,
+        "ignore_mismatched_sizes": False,
+        "output_loading_info": False,
+    }
     model = deepnvme.stream(folder, memory="8MB", config=str(tmp_path), **defaults)
     assert type(model).__name__ == "LlamaForCausalLM"
     model.streaming.close()

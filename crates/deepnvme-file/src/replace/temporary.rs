@@ -116,9 +116,8 @@ impl Temporary {
     /// Renames the file to `target`, replacing any existing file.
     ///
     /// # Errors
-    /// The error of the kernel. `MOVED` if the private name refers to another file by now.
+    /// The error of the kernel. `MOVED` if the file lies elsewhere by now.
     pub fn rename(&mut self, target: &Path) -> Result<(), Errno> {
-        self.refuse_moved()?;
         let renamed = rename_unless_moved((&self.path, self.identity), self.file(), target);
         // A network file system may repeat a request that succeeded, and then report an error.
         self.is_kept = renamed.is_ok() || is_named(target, self.identity);
@@ -130,7 +129,9 @@ impl Temporary {
     /// # Errors
     /// `EXIST` if the name is taken, `MOVED` as for [`rename`](Self::rename), and other errors of the kernel.
     pub fn rename_new(&mut self, target: &Path) -> Result<(), Errno> {
-        self.refuse_moved()?;
+        if was_moved(&self.path, self.identity, self.file()) {
+            return Err(MOVED);
+        }
         match fs::rename_new(&self.path, target) {
             // Fall back to linking and unlinking where renaming cannot refuse to replace.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
@@ -142,15 +143,6 @@ impl Temporary {
         }
         self.is_kept = true;
         Ok(())
-    }
-
-    fn refuse_moved(&self) -> Result<(), Errno> {
-        let is_removed = || {
-            let is_nameless = fs::stat_of(self.file()).is_ok_and(|stat| stat.links == 0);
-            is_nameless && !is_named(&self.path, self.identity)
-        };
-        let is_gone = was_moved(&self.path, self.identity, self.file()) || is_removed();
-        if is_gone { Err(MOVED) } else { Ok(()) }
     }
 }
 

@@ -76,14 +76,17 @@ fn a_copy_of_a_temporary_never_gets_the_name() {
         std::fs::remove_dir(&new).unwrap();
         std::fs::remove_dir_all(&old).unwrap();
     }
-    // Removed, with a copy in its place.
-    std::fs::create_dir(&old).unwrap();
-    let mut temporary = Temporary::new(&old.join("file")).unwrap();
-    std::fs::remove_file(temporary.path()).unwrap();
-    std::fs::write(temporary.path(), b"foreign").unwrap();
-    assert_eq!(temporary.rename(&old.join("file")), Err(MOVED));
-    drop(temporary);
-    assert_eq!(files(&old).into_values().collect::<Vec<_>>(), [b"foreign"]);
+}
+
+#[test]
+fn a_caller_may_replace_a_temporary_under_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let target = folder.path().join("file");
+    let mut temporary = Temporary::new(&target).unwrap();
+    std::fs::write(folder.path().join("other"), b"whole").unwrap();
+    std::fs::rename(folder.path().join("other"), temporary.path()).unwrap();
+    assert_eq!(temporary.rename(&target), Ok(()));
+    assert_eq!(files(folder.path()).into_values().collect::<Vec<_>>(), [b"whole"]);
 }
 
 #[test]
