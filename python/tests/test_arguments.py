@@ -99,5 +99,5 @@ def test_unknown_words_are_an_error_of_the_package(
 
 
 def test_a_number_without_an_upper_limit_names_the_lower_one() -> None:
-    with pytest.raises(ValueError, match="^keep is 0; it must be a whole number of at least 1, or None to keep all$"):
+    with pytest.raises(ValueError, match=r"^keep is 0; it must be a whole number of at least 1, or None to keep all$"):
         deepnvme.Checkpointer("x", keep=0)

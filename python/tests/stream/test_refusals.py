@@ -133,7 +133,7 @@ def test_models_managed_by_other_libraries(models: SmallModels, tmp_path: Path, 
     placed.hf_device_map = {"": "cpu"}  # type: ignore[assignment]
     with pytest.raises(UnsupportedError, match="without device_map"):
         deepnvme.stream(placed, weights=saved.path, memory="1MB")
-    options = {
+    options: dict[str, Any] = {
         "device_map": "auto",
         "quantization_config": object(),
         "output_loading_info": True,
