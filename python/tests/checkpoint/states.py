@@ -1,7 +1,8 @@
-"""States of every kind, and what equality means for them."""
+"""States of every kind, their comparison, and manifests."""
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
 from typing import Any
 
@@ -106,3 +107,10 @@ def everything() -> dict[str, Any]:
         "dtype": torch.float16, "size": torch.Size([1, 2]), "device": torch.device("cpu"),
         "model": model.state_dict(), "optimizer": optimizer.state_dict(),
     }  # fmt: skip
+
+
+def manifest_of_missing(count: int) -> str:
+    """Return the text of a manifest that lists this many checkpoints, none of which exists."""
+    same = {"nbytes": 1, "time": "", "index_offset": 0, "index_nbytes": 1, "torch": "", "deepnvme": ""}
+    entries = [{"file": f"step-{step:08}.pt", "step": step, "index_crc64": "0" * 16, **same} for step in range(count)]
+    return json.dumps({"version": 1, "checkpoints": entries})

@@ -10,6 +10,7 @@ import torch
 
 import deepnvme
 
+from .states import manifest_of_missing
 from .test_costs import MODULUS, as_dict
 from .test_hostile import archive
 
@@ -19,7 +20,7 @@ import os, pathlib, signal, sys, threading, time, torch, deepnvme, contextlib
 from deepnvme._deepnvme import _run_command
 from deepnvme.integrations.dcp import DeepnvmeReader
 
-costly, folder, dcp, out = (pathlib.Path(name) for name in sys.argv[1:5])
+costly, folder, dcp, listed, out = (pathlib.Path(name) for name in sys.argv[1:6])
 deepnvme.save({"a": torch.ones(2)}, out / "warm.pt"); deepnvme.load(out / "warm.pt", lazy=True)["a"].sum()
 checkpointer = deepnvme.Checkpointer(folder)
 
@@ -34,6 +35,7 @@ ways = {
     "reader": lambda: DeepnvmeReader(dcp).read_metadata(),
     "inspect": lambda: command("inspect", costly),
     "verify": lambda: command("verify", costly),
+    "folder": lambda: command("verify", listed),
     "convert": lambda: command("convert", costly, out / "new.safetensors"),
 }
 sys.stdout.flush(); quiet = os.open(os.devnull, os.O_WRONLY); os.dup2(quiet, 1)
@@ -75,10 +77,13 @@ def test_ctrl_c_ends_every_way_of_loading(
         f'"{index}": {{"bytes": ["shard-00000-{"0" * 32}.safetensors", "a"]}}' for index in range(100_000)
     )
     (dcp / "deepnvme.json").write_text(f'{{"version": 1, "entries": {{{entries}}}, "planner_data": null}}')
-    done = python_fork(CHILD, costly, folder, dcp, out)
+    listed = tmp_path / "listed"
+    listed.mkdir()
+    (listed / "manifest.json").write_text(manifest_of_missing(50_000))
+    done = python_fork(CHILD, costly, folder, dcp, listed, out)
     lines = done.stderr.strip().splitlines()
     took = {name: float(seconds) for name, _, seconds in (line.partition(" ") for line in lines[:-1]) if name.isalpha()}
-    assert list(took) == ["restore", "reader", "inspect", "verify", "convert"], done.stderr
+    assert list(took) == ["restore", "reader", "inspect", "verify", "folder", "convert"], done.stderr
     # A second, with slack for a busy machine.
     assert max(took.values()) < 5, took
     # The file that was complete before, and no remains of a new one.

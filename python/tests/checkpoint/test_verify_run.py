@@ -7,6 +7,7 @@ import json
 import random
 import re
 import shutil
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from deepnvme._deepnvme import _NewFile, _run_command
 from deepnvme.integrations.dcp import DeepnvmeWriter
 
 from .ranks import run as run_ranks
+from .states import manifest_of_missing
 from .test_command import run
 
 if TYPE_CHECKING:
@@ -140,6 +142,15 @@ def test_a_missing_path_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no-such\.pt") as raised:
         deepnvme.verify(tmp_path / "no-such.pt")
     assert isinstance(raised.value, deepnvme.Error)
+
+
+def test_the_cost_of_missing_checkpoints_grows_with_their_number(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(manifest_of_missing(10_000))
+    began = time.process_time()
+    found = deepnvme.verify(tmp_path, check=False)
+    assert len(found["files"]) == 10_000
+    # Reading the manifest again for each took minutes.
+    assert time.process_time() - began < 20
 
 
 def test_a_path_through_a_loop_of_links_is_not_damage(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ mod convert;
 mod files;
 mod names;
 mod verify;
+mod verify_history;
 
 pub use contents::{Inspection, PickledValue, Tensor, inspect};
 pub use convert::{Conversion, convert};

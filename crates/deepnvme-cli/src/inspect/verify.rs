@@ -1,17 +1,17 @@
 //! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use deepnvme_checkpoint::history::{self, Listed, ManifestEntry};
+use deepnvme_checkpoint::history;
 use deepnvme_checkpoint::read::{self, CheckpointFile, FileList, FileSet, Reader};
 use deepnvme_checkpoint::{Progress, until_stopped};
-use deepnvme_file::{StripeSet, Target};
+use deepnvme_file::Target;
 use deepnvme_format::file_list::SealState;
 use deepnvme_io::fs;
-use deepnvme_io::op::Errno;
 use deepnvme_io::{Access, Config, DirectMode, Engine, ErrorKind, OpenOptions, display};
 use deepnvme_perf::{Error, Result};
 use serde::Serialize;
@@ -20,7 +20,7 @@ use super::files::{failed, find_any, find_files};
 use super::names::{NamedCheckpoint, checkpoints_by_name, names_in};
 
 /// Retries when a set is replaced while it is verified.
-const REPLACEMENTS_MAX: usize = 100;
+pub(super) const REPLACEMENTS_MAX: usize = 100;
 
 /// The verdict on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -152,89 +152,17 @@ impl Engines {
     }
 }
 
+pub(super) fn is_sound(files: &Result<Vec<Verification>>) -> bool {
+    files.as_ref().is_ok_and(|files| files.iter().all(|file| file.verdict == Verdict::Sound))
+}
+
 /// Verifies until it is stopped.
-struct Verifier<'a> {
+pub(super) struct Verifier<'a> {
     engines: Engines,
-    progress: &'a Progress,
+    pub(super) progress: &'a Progress,
 }
 
 impl Verifier<'_> {
-    fn verify_history(&self, folder: &Path, listed: &Listed) -> Result<Vec<Verification>> {
-        let mut found = Vec::with_capacity(listed.checkpoints.len() + 1);
-        if listed.has_checksum {
-            found.push(compared(&listed.path, Instant::now(), Ok((listed.bytes, Coverage::File)))?);
-        }
-        for (entry, path) in &listed.checkpoints {
-            let files = self.verify_entry(entry, path);
-            let is_sound = files.as_ref().is_ok_and(|files| files.iter().all(|file| file.verdict == Verdict::Sound));
-            if is_sound {
-                found.extend(files?);
-                continue;
-            }
-            // It may have been renamed or removed since the manifest was read.
-            let now = history::listed(folder).map_err(failed)?;
-            let now = now.and_then(|now| now.checkpoints.into_iter().find(|(other, _)| other.file == entry.file));
-            match now {
-                Some((now, at)) if (&now, &at) != (entry, path) => {
-                    found.extend(self.verify_entry(&now, &at)?);
-                }
-                Some(_) => found.extend(files?),
-                None => {}
-            }
-        }
-        let known: Vec<PathBuf> = listed.checkpoints.iter().flat_map(|(entry, path)| files_of(entry, path)).collect();
-        let mut others = checkpoints_by_name(folder, &names_in(folder)?);
-        others.retain(|other| !known.contains(&other.entry) && !known.contains(&other.path));
-        self.verify_others(others, &mut found)?;
-        Ok(found)
-    }
-
-    /// Verifies one checkpoint of a `Checkpointer` by the manifest and by its own checksums.
-    fn verify_entry(&self, entry: &ManifestEntry, path: &Path) -> Result<Vec<Verification>> {
-        let differs = |finding: String| {
-            Ok(vec![unverified(path, Verdict::Damaged, format!("{}: {finding}", display::path(path)))])
-        };
-        if !fs::exists(path).unwrap_or(true) {
-            return differs(format!("{} lists it, but it is missing", history::MANIFEST));
-        }
-        let checked = if entry.parts.is_empty() || entry.pending.is_empty() {
-            match self.verify_path(path) {
-                Ok(None) => return differs("all of its files are missing".into()),
-                checked => checked.map(Option::unwrap_or_default),
-            }
-        } else {
-            self.verify_pending_parts(entry, path)
-        };
-        match &checked {
-            Err(Error::Engine(error)) if error.kind() == ErrorKind::NotFound => {
-                differs(format!("some of its files are missing: {error}"))
-            }
-            Err(Error::Engine(error)) if is_no_file(error) => {
-                differs(format!("{} lists it, but it is not a checkpoint: {error}", history::MANIFEST))
-            }
-            Ok(files) if files.iter().all(|file| file.verdict != Verdict::Damaged) => {
-                if history::is_as_listed(path, &entry.file, entry).map_err(failed)? {
-                    checked
-                } else {
-                    differs(format!("{} lists another checkpoint of that name", history::MANIFEST))
-                }
-            }
-            _ => checked,
-        }
-    }
-
-    /// Verifies a checkpoint in parts, some of which may still have private names, as may their list.
-    fn verify_pending_parts(&self, entry: &ManifestEntry, list: &Path) -> Result<Vec<Verification>> {
-        let began = Instant::now();
-        let folder = list.parent().unwrap_or(Path::new("."));
-        let set = StripeSet::from_manifest(list).and_then(|set| {
-            let parts = entry.parts.iter().map(|part| history::find_file(folder, &part.file, entry)).collect();
-            StripeSet::new(parts, set.stripe_bytes())
-        });
-        let verified = set.map_err(Into::into).and_then(|set| self.verify_target(Target::Stripes(set), |_, _| Ok(())));
-        Ok(vec![compared(list, began, verified)?])
-    }
-
     /// Verifies the model of a folder, and its other checkpoints, such as the optimizer's state.
     fn verify_folder(&self, folder: &Path) -> Result<Vec<Verification>> {
         let names = names_in(folder)?;
@@ -252,9 +180,11 @@ impl Verifier<'_> {
     }
 
     /// Verifies the other checkpoints of a folder, except for those that were verified.
-    fn verify_others(&self, others: Vec<NamedCheckpoint>, found: &mut Vec<Verification>) -> Result<()> {
+    pub(super) fn verify_others(&self, others: Vec<NamedCheckpoint>, found: &mut Vec<Verification>) -> Result<()> {
+        let mut paths: HashSet<PathBuf> = found.iter().map(|file| file.path.clone()).collect();
         for NamedCheckpoint { entry, path } in others {
-            if found.iter().any(|file| file.path == path) {
+            self.progress.check().map_err(failed)?;
+            if paths.contains(&path) {
                 continue;
             }
             let other = match self.verify_path(&path) {
@@ -264,9 +194,7 @@ impl Verifier<'_> {
             let is_sound = other.iter().all(|other| other.verdict == Verdict::Sound);
             // A save that ended meanwhile has removed the files that it replaced.
             if is_sound || !fs::is_absent(&entry) {
-                let is_new = |other: &Verification| found.iter().all(|file| file.path != other.path);
-                let new: Vec<_> = other.into_iter().filter(is_new).collect();
-                found.extend(new);
+                found.extend(other.into_iter().filter(|other| paths.insert(other.path.clone())));
             }
         }
         Ok(())
@@ -274,7 +202,7 @@ impl Verifier<'_> {
 
     /// Verifies a file, or the files of a folder, an index or a list of parts. Returns `None` for a folder without a
     /// model.
-    fn verify_path(&self, path: &Path) -> Result<Option<Vec<Verification>>> {
+    pub(super) fn verify_path(&self, path: &Path) -> Result<Option<Vec<Verification>>> {
         let mut set = find_any(path);
         let mut replacements = 0;
         loop {
@@ -285,8 +213,7 @@ impl Verifier<'_> {
                 Err(error @ deepnvme_checkpoint::Error::Format { .. }) => Ok(vec![of_list(path, 0, error)]),
                 Err(_) => return set.map(|_| None).map_err(failed),
             };
-            let is_sound = found.as_ref().is_ok_and(|found| found.iter().all(|file| file.verdict == Verdict::Sound));
-            if is_sound || matches!(found, Err(Error::Interrupted)) || replacements == REPLACEMENTS_MAX {
+            if is_sound(&found) || matches!(found, Err(Error::Interrupted)) || replacements == REPLACEMENTS_MAX {
                 return found.map(Some);
             }
             // A missing or different file may belong to a set that was replaced after its list was read.
@@ -330,7 +257,7 @@ impl Verifier<'_> {
     }
 
     /// Verifies an open file, and calls `compare` before.
-    fn verify_target(
+    pub(super) fn verify_target(
         &self,
         target: Target,
         compare: impl Fn(&Engine, &Reader) -> deepnvme_checkpoint::Result<()>,
@@ -348,19 +275,6 @@ impl Verifier<'_> {
         let engine = Arc::clone(engine);
         until_stopped(self.progress, move || Reader::open(&engine, &target))
     }
-}
-
-/// Returns whether the path is not a file: a pipe, a socket, or a loop of links.
-fn is_no_file(error: &deepnvme_io::Error) -> bool {
-    let errno = error.errno().map(Errno::from_raw_os_error);
-    error.kind() == ErrorKind::InvalidInput || matches!(errno, Some(Errno::LOOP | Errno::NXIO))
-}
-
-/// The paths of a listed checkpoint's files, which may not have their final names yet.
-fn files_of(entry: &ManifestEntry, path: &Path) -> Vec<PathBuf> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let parts = entry.parts.iter().map(|part| folder.join(&part.file));
-    [path.to_path_buf(), folder.join(&entry.file)].into_iter().chain(parts).collect()
 }
 
 /// Adds the checkpoints of a folder such as the output folder of a `Trainer`, which has no model itself.
@@ -391,7 +305,7 @@ fn of_missing(path: &Path, list: &Path, error: &deepnvme_io::Error) -> Verificat
     unverified(path, Verdict::Damaged, finding)
 }
 
-fn unverified(path: &Path, verdict: Verdict, finding: String) -> Verification {
+pub(super) fn unverified(path: &Path, verdict: Verdict, finding: String) -> Verification {
     let (path, finding) = (path.to_path_buf(), Some(finding));
     Verification { path, verdict, finding, errno: None, coverage: Coverage::Nothing, bytes: 0, seconds: 0.0 }
 }
@@ -409,7 +323,7 @@ fn without_checksum(path: &Path) -> Verification {
     unverified(path, Verdict::Unverifiable, format!("{}: {finding}", display::path(path)))
 }
 
-fn compared(
+pub(super) fn compared(
     path: &Path,
     began: Instant,
     verified: deepnvme_checkpoint::Result<(u64, Coverage)>,
