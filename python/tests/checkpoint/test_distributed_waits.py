@@ -63,6 +63,11 @@ into, new = sharded(0), sharded(3)
 dist.barrier()
 """
 
+SAVED_IN_PARTS = """
+checkpointer = Checkpointer(folder, layout="parts")
+checkpointer.save(1, state(1))
+"""
+
 RESTORE = "lambda: checkpointer.restore(into=into)"
 
 
@@ -163,10 +168,7 @@ def test_a_wrong_argument_of_the_constructor_on_one_rank(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("call", ["Checkpointer(folder, layout='parts')", "checkpointer.fetch_parts()"])
 def test_a_folder_that_one_rank_cannot_see(tmp_path: Path, call: str) -> None:
-    code = f"""{BOOT}
-checkpointer = Checkpointer(folder, layout="parts")
-checkpointer.save(1, state(1))
-from deepnvme._checkpoint import history
+    code = f"""{BOOT}{SAVED_IN_PARTS}from deepnvme._checkpoint import history
 from deepnvme._checkpoint.distributed import parts
 def refuse(_): raise PermissionError("this folder is hidden")
 if rank == 1:
@@ -228,10 +230,7 @@ def test_kinds_of_every_that_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["Checkpointer(folder)", "checkpointer.fetch_parts()"])
 def test_an_interrupt_of_a_call_that_another_rank_makes_later(tmp_path: Path, call: str) -> None:
-    code = f"""{BOOT}
-checkpointer = Checkpointer(folder, layout="parts")
-checkpointer.save(1, state(1))
-{RANK_0_IS_LATE}answer = timed(lambda: {call})
+    code = f"""{BOOT}{SAVED_IN_PARTS}{RANK_0_IS_LATE}answer = timed(lambda: {call})
 {LATE_END}"""
     answers = run(code, 2, tmp_path / "c")
     check(answers, "KeyboardInterrupt", "", "PeerError", "another process ended")
