@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 @dataclass(frozen=True)
@@ -20,3 +24,9 @@ class Verdict:
             why = f": {self.why}" if self.why else ""
             return f"not measured  {self.text} (goal: {self.goal}){why}"
         return f"{'met' if self.met else 'MISSED':12}  {self.text}: {self.measured:.3f} (goal: {self.goal})"
+
+
+def print_recorded(verdicts: Iterable[dict[str, Any]]) -> None:
+    """Print verdicts in the form of records: each with its row."""
+    for one in verdicts:
+        print(Verdict(f"{one['row']}: {one['text']}", str(one["goal"]), one["measured"], one["met"]))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from common import cache, command
+from common import cache, command, verdict
 from common.disk_idle import DiskIdleProbe, idle_disk
 from common.not_offered import NotOffered
 from common.round_order import order
@@ -153,10 +153,7 @@ def _run(arguments: argparse.Namespace, scratch: Path) -> Path:
             }
             path = command.write_record(arguments.results, arguments.name, scratch, fields)
     for row in rows:
-        for one in summary.verdicts(row):
-            measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
-            met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
-            print(f"{met:7} {one['row']:9} {one['text']}: {measured} (goal: {one['goal']})")
+        verdict.print_recorded(summary.verdicts(row))
     return path
 
 

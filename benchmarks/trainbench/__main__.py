@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from common import command, hugepages
+from common import command, hugepages, verdict
 from common.disk_idle import idle_disk
 from swapbench.fio_mixed import HUGE_BYTES, best_of_fio
 from trainbench import summary, tools
@@ -82,10 +82,7 @@ def run(chosen: argparse.Namespace, scratch: Path) -> Path:
                 kind = "train-quick" if chosen.quick else "train"
                 path = command.write_record(chosen.results, kind, scratch, fields)
     for row in rows:
-        for one in summary.verdicts(row):
-            measured = "not measured" if one["measured"] is None else f"{one['measured']:.2f}"
-            met = {True: "met", False: "MISSED", None: "-"}[one["met"]]
-            print(f"{met:7} {one['row']:16} {one['text']}: {measured} (goal: {one['goal']})")
+        verdict.print_recorded(summary.verdicts(row))
     return path
 
 

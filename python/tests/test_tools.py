@@ -33,6 +33,15 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "deepnvme", *arguments], check=False, capture_output=True, text=True)
 
 
+def command_without_torch(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'deepnvme';"
+        "from deepnvme.__main__ import main; sys.exit(main())"
+    )
+    run = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(run, cwd=folder, check=False, capture_output=True, text=True)
+
+
 def test_a_report_is_a_dict_and_prints_as_lines(tmp_path: Path) -> None:
     report = deepnvme.report(tmp_path, "/no/such/folder")
     jsonschema.validate(dict(report), schema("report"))
@@ -169,13 +178,7 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
     "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=org/model", "--memory=1GB", "--prompt=x"]]
 )
 def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'deepnvme';"
-        "from deepnvme.__main__ import main; sys.exit(main())"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    told = command_without_torch(tmp_path, *arguments)
     assert (told.returncode, told.stdout) == (1, "")
     assert told.stderr.startswith("deepnvme: ")
     assert told.stderr.endswith(f"; install it: {sys.executable} -m pip install torch transformers\n")
@@ -192,13 +195,7 @@ def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]
     ],
 )
 def test_a_mistake_is_found_before_torch_is_imported(tmp_path: Path, arguments: list[str], text: str) -> None:
-    code = (
-        "import sys; sys.modules['torch'] = None; sys.argv[0] = 'deepnvme';"
-        "from deepnvme.__main__ import main; sys.exit(main())"
-    )
-    told = subprocess.run(
-        [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    told = command_without_torch(tmp_path, *arguments)
     assert (told.returncode, told.stdout) == (2, "")
     assert text in told.stderr
 

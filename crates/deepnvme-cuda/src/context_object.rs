@@ -1,6 +1,6 @@
 //! Objects that belong to a device's context: streams and events.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint};
 use std::ptr;
 use std::sync::Arc;
 
@@ -23,19 +23,22 @@ unsafe impl Send for ContextObject {}
 unsafe impl Sync for ContextObject {}
 
 impl ContextObject {
-    /// Creates an object with the driver's function `call`.
+    /// Creates an object with the driver's function `create`, named `call`.
     ///
     /// # Safety
-    /// `create` stores the handle of a new object, and `destroy` destroys such an object.
+    /// `create` stores the handle of a new object and takes these flags, and `destroy` destroys such an object.
     pub(crate) unsafe fn new(
         device: &Arc<Device>,
         call: &'static str,
-        create: impl FnOnce(*mut Handle) -> c_int,
+        create: unsafe extern "C" fn(*mut Handle, c_uint) -> c_int,
+        flags: c_uint,
         destroy: unsafe extern "C" fn(Handle) -> c_int,
     ) -> Result<Self> {
         let _current = device.enter()?;
         let mut handle = ptr::null_mut();
-        device.driver().check(call, create(&raw mut handle))?;
+        // SAFETY: the pointer is to a local value, the device is current, and the caller of `new` chose the flags.
+        let code = unsafe { create(&raw mut handle, flags) };
+        device.driver().check(call, code)?;
         Ok(Self { device: Arc::clone(device), handle, destroy })
     }
 

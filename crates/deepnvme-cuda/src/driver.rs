@@ -9,7 +9,7 @@ use once_cell::race::OnceBox;
 
 use crate::abi::{Copy2d, DevicePointer, Handle};
 use crate::error::{Error, ErrorCode, Result, SUCCESS, Unavailable};
-use crate::library::{LibrarySearch, libraries_loaded};
+use crate::library::{LibrarySearch, function_table, libraries_loaded};
 
 const SEARCH: LibrarySearch = LibrarySearch {
     library: "the CUDA driver",
@@ -19,64 +19,44 @@ const SEARCH: LibrarySearch = LibrarySearch {
     remedy: "if this machine has an NVIDIA GPU, install its driver; start a container with its GPUs (docker run --gpus all)",
 };
 
-/// Declares the table of functions with their symbols and types.
-macro_rules! functions {
-    ($($name:ident = $symbol:literal ($($type:ty),*);)*) => {
-        pub(crate) struct Functions {
-            $(pub(crate) $name: unsafe extern "C" fn($($type),*) -> c_int,)*
-        }
-
-        impl Functions {
-            /// # Safety
-            /// The library is a CUDA driver: its symbols have the declared types.
-            unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
-                // SAFETY: the declared types are those of cuda.h, and the caller of `of` passes no library but a CUDA
-                // driver.
-                unsafe {
-                    Ok(Self {
-                        $($name: *library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol)?,)*
-                    })
-                }
-            }
-        }
-    };
-}
-
-functions! {
-    init = b"cuInit\0" (c_uint);
-    driver_version = b"cuDriverGetVersion\0" (*mut c_int);
-    error_name = b"cuGetErrorName\0" (c_int, *mut *const c_char);
-    error_string = b"cuGetErrorString\0" (c_int, *mut *const c_char);
-    device_count = b"cuDeviceGetCount\0" (*mut c_int);
-    device_get = b"cuDeviceGet\0" (*mut c_int, c_int);
-    device_name = b"cuDeviceGetName\0" (*mut c_char, c_int, c_int);
-    device_total_memory = b"cuDeviceTotalMem_v2\0" (*mut usize, c_int);
-    device_pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int);
-    device_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int);
-    context_retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int);
-    context_release = b"cuDevicePrimaryCtxRelease_v2\0" (c_int);
-    context_state = b"cuDevicePrimaryCtxGetState\0" (c_int, *mut c_uint, *mut c_int);
-    context_push = b"cuCtxPushCurrent_v2\0" (Handle);
-    context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle);
-    context_set = b"cuCtxSetCurrent\0" (Handle);
-    context_get = b"cuCtxGetCurrent\0" (*mut Handle);
-    context_device = b"cuCtxGetDevice\0" (*mut c_int);
-    memory_allocate = b"cuMemAlloc_v2\0" (*mut DevicePointer, usize);
-    memory_free = b"cuMemFree_v2\0" (DevicePointer);
-    host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint);
-    host_unregister = b"cuMemHostUnregister\0" (*mut c_void);
-    copy_to_device = b"cuMemcpyHtoDAsync_v2\0" (DevicePointer, *const c_void, usize, Handle);
-    copy_to_host = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, DevicePointer, usize, Handle);
-    copy_2d = b"cuMemcpy2DAsync_v2\0" (*const Copy2d, Handle);
-    stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint);
-    stream_destroy = b"cuStreamDestroy_v2\0" (Handle);
-    stream_query = b"cuStreamQuery\0" (Handle);
-    stream_is_capturing = b"cuStreamIsCapturing\0" (Handle, *mut c_int);
-    capture_mode_exchange = b"cuThreadExchangeStreamCaptureMode\0" (*mut c_int);
-    event_create = b"cuEventCreate\0" (*mut Handle, c_uint);
-    event_destroy = b"cuEventDestroy_v2\0" (Handle);
-    event_record = b"cuEventRecord\0" (Handle, Handle);
-    event_query = b"cuEventQuery\0" (Handle);
+function_table! {
+    /// The functions. A driver of CUDA 11.0 or later has them all.
+    pub(crate) struct Functions {
+        init = b"cuInit\0" (c_uint) -> c_int;
+        driver_version = b"cuDriverGetVersion\0" (*mut c_int) -> c_int;
+        error_name = b"cuGetErrorName\0" (c_int, *mut *const c_char) -> c_int;
+        error_string = b"cuGetErrorString\0" (c_int, *mut *const c_char) -> c_int;
+        device_count = b"cuDeviceGetCount\0" (*mut c_int) -> c_int;
+        device_get = b"cuDeviceGet\0" (*mut c_int, c_int) -> c_int;
+        device_name = b"cuDeviceGetName\0" (*mut c_char, c_int, c_int) -> c_int;
+        device_total_memory = b"cuDeviceTotalMem_v2\0" (*mut usize, c_int) -> c_int;
+        device_pci_bus_id = b"cuDeviceGetPCIBusId\0" (*mut c_char, c_int, c_int) -> c_int;
+        device_attribute = b"cuDeviceGetAttribute\0" (*mut c_int, c_int, c_int) -> c_int;
+        context_retain = b"cuDevicePrimaryCtxRetain\0" (*mut Handle, c_int) -> c_int;
+        context_release = b"cuDevicePrimaryCtxRelease_v2\0" (c_int) -> c_int;
+        context_state = b"cuDevicePrimaryCtxGetState\0" (c_int, *mut c_uint, *mut c_int) -> c_int;
+        context_push = b"cuCtxPushCurrent_v2\0" (Handle) -> c_int;
+        context_pop = b"cuCtxPopCurrent_v2\0" (*mut Handle) -> c_int;
+        context_set = b"cuCtxSetCurrent\0" (Handle) -> c_int;
+        context_get = b"cuCtxGetCurrent\0" (*mut Handle) -> c_int;
+        context_device = b"cuCtxGetDevice\0" (*mut c_int) -> c_int;
+        memory_allocate = b"cuMemAlloc_v2\0" (*mut DevicePointer, usize) -> c_int;
+        memory_free = b"cuMemFree_v2\0" (DevicePointer) -> c_int;
+        host_register = b"cuMemHostRegister_v2\0" (*mut c_void, usize, c_uint) -> c_int;
+        host_unregister = b"cuMemHostUnregister\0" (*mut c_void) -> c_int;
+        copy_to_device = b"cuMemcpyHtoDAsync_v2\0" (DevicePointer, *const c_void, usize, Handle) -> c_int;
+        copy_to_host = b"cuMemcpyDtoHAsync_v2\0" (*mut c_void, DevicePointer, usize, Handle) -> c_int;
+        copy_2d = b"cuMemcpy2DAsync_v2\0" (*const Copy2d, Handle) -> c_int;
+        stream_create = b"cuStreamCreate\0" (*mut Handle, c_uint) -> c_int;
+        stream_destroy = b"cuStreamDestroy_v2\0" (Handle) -> c_int;
+        stream_query = b"cuStreamQuery\0" (Handle) -> c_int;
+        stream_is_capturing = b"cuStreamIsCapturing\0" (Handle, *mut c_int) -> c_int;
+        capture_mode_exchange = b"cuThreadExchangeStreamCaptureMode\0" (*mut c_int) -> c_int;
+        event_create = b"cuEventCreate\0" (*mut Handle, c_uint) -> c_int;
+        event_destroy = b"cuEventDestroy_v2\0" (Handle) -> c_int;
+        event_record = b"cuEventRecord\0" (Handle, Handle) -> c_int;
+        event_query = b"cuEventQuery\0" (Handle) -> c_int;
+    }
 }
 
 /// The driver, once it is loaded. It is loaded without a lock: a lock that another thread held during a fork would

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::backoff::poll;
 use crate::context_object::ContextObject;
 use crate::device::Device;
-use crate::driver::Driver;
+use crate::driver::{Driver, Functions};
 use crate::error::{Error, NOT_READY, Result, SUCCESS};
 use crate::stream::RawStream;
 
@@ -23,11 +23,9 @@ impl Event {
     /// # Errors
     /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
-        let functions = &device.driver().functions;
-        // SAFETY: the pointer is to a local value of `ContextObject`, which makes the device current.
-        let create = |event| unsafe { (functions.event_create)(event, DISABLE_TIMING) };
+        let Functions { event_create, event_destroy, .. } = device.driver().functions;
         // SAFETY: the two functions belong together.
-        unsafe { ContextObject::new(device, "cuEventCreate", create, functions.event_destroy) }.map(Self)
+        unsafe { ContextObject::new(device, "cuEventCreate", event_create, DISABLE_TIMING, event_destroy) }.map(Self)
     }
 
     /// Records this event on the stream.

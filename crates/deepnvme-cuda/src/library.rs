@@ -13,6 +13,37 @@ use rustix::fs::{Dir, Mode, OFlags};
 
 use crate::error::Unavailable;
 
+/// Declares a struct of a library's functions with their symbols and types.
+macro_rules! function_table {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $table:ident {
+            $($name:ident = $symbol:literal ($($type:ty),*) $(-> $result:ty)?;)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $visibility struct $table {
+            $($visibility $name: unsafe extern "C" fn($($type),*) $(-> $result)?,)*
+        }
+
+        impl $table {
+            /// Finds all functions.
+            ///
+            /// # Safety
+            /// The symbols of the library have the declared types.
+            $visibility unsafe fn of(library: &Library) -> std::result::Result<Self, libloading::Error> {
+                // SAFETY: the caller of `of` passes only a library whose symbols have the declared types.
+                unsafe {
+                    Ok(Self {
+                        $($name: *library.get::<unsafe extern "C" fn($($type),*) $(-> $result)?>($symbol)?,)*
+                    })
+                }
+            }
+        }
+    };
+}
+pub(crate) use function_table;
+
 /// Returns how many libraries this process has loaded so far. It grows with each one, and tells whether another search
 /// may find what an earlier one did not.
 #[must_use]

@@ -11,7 +11,7 @@ use crate::backoff::poll;
 use crate::capture::NOT_CAPTURING;
 use crate::context_object::ContextObject;
 use crate::device::Device;
-use crate::driver::Driver;
+use crate::driver::{Driver, Functions};
 use crate::error::{CAPTURE_UNSUPPORTED, NOT_READY, Result};
 use crate::rows::Rows;
 
@@ -99,11 +99,9 @@ impl Stream {
     /// # Errors
     /// The driver's error.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
-        let functions = &device.driver().functions;
-        // SAFETY: the pointer is to a local value of `ContextObject`, which makes the device current.
-        let create = |stream| unsafe { (functions.stream_create)(stream, NON_BLOCKING) };
+        let Functions { stream_create, stream_destroy, .. } = device.driver().functions;
         // SAFETY: the two functions belong together.
-        unsafe { ContextObject::new(device, "cuStreamCreate", create, functions.stream_destroy) }.map(Self)
+        unsafe { ContextObject::new(device, "cuStreamCreate", stream_create, NON_BLOCKING, stream_destroy) }.map(Self)
     }
 
     /// Returns the device.

@@ -61,6 +61,16 @@ impl RegionMut {
         Self::of(RawMemory::strided(ptr, &strides, device, owner))
     }
 
+    /// Makes the memory of a region writable.
+    ///
+    /// # Safety
+    /// While the owner is alive, the bytes of the region are valid for writes from any thread, and no reference to them
+    /// is used.
+    #[must_use]
+    pub unsafe fn from_region(region: Region) -> Self {
+        Self { region }
+    }
+
     /// Turns a vector into a region without copying it.
     #[must_use]
     pub fn from_vec(bytes: Vec<u8>) -> Self {

@@ -56,27 +56,21 @@ impl ObjectMemory {
 
     /// Returns the memory that a read fills.
     pub(crate) fn into_target(self) -> PyResult<RegionMut> {
-        let layout = match self {
+        match self {
             Self::Imported(tensor, stream) => {
                 check_overlap(Some(tensor.layout()))?;
-                return Ok(tensor.into_region_mut().map_err(to_value_error)?.after(stream));
+                Ok(tensor.into_region_mut().map_err(to_value_error)?.after(stream))
             }
-            Self::Layout(layout) => layout,
-        };
-        check_overlap(layout.strided.as_ref())?;
-        let (start, owner) = (ptr::with_exposed_provenance_mut(layout.address), Arc::new(layout.keep));
-        let DeviceStream { device, stream } = layout.device_stream;
-        let target = match layout.strided {
-            // SAFETY: the object stated its address and that the bytes may change. The owner keeps them there. Rust
-            // references to such bytes exist only in optimizer kernels and while a writer copies a buffer. The Python
-            // program must not use an object for two calls at once if one of them changes it.
-            None => unsafe { RegionMut::from_raw(start, layout.bytes, device, owner) },
-            // SAFETY: the object stated its address, shape and strides, and that the bytes may change. `checked` and
-            // `check_overlap` have checked that the layout contains each byte once. The owner keeps the bytes there.
-            // For Rust references to them, see above.
-            Some(strided) => unsafe { RegionMut::from_strided(start, strided, device, owner) },
-        };
-        Ok(target.after(stream))
+            Self::Layout(layout) => {
+                check_overlap(layout.strided.as_ref())?;
+                let region = Self::Layout(layout).into_source()?;
+                // SAFETY: the object stated that the bytes may change, and `check_overlap` has checked that the layout
+                // contains each byte once. Rust references to such bytes exist only in optimizer kernels and while a
+                // writer copies a buffer. The Python program must not use an object for two calls at once if one of
+                // them changes it.
+                Ok(unsafe { RegionMut::from_region(region) })
+            }
+        }
     }
 
     /// Returns contiguous memory without keeping it alive.

@@ -1,5 +1,7 @@
 """Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `fork_server.SETUP`."""
 
+from .results import CLOSED, ENDS, FINISHED, FIRST
+
 STATE = "state = {'a': torch.arange(24 << 20, dtype=torch.float32)}\n"
 SMALL = "state = {'a': torch.arange(1 << 20, dtype=torch.float32)}\n"
 CHECKPOINTER = "checkpointer = deepnvme.Checkpointer('run', durability='none')\n"
@@ -10,17 +12,13 @@ checkpointer.save(1, state)
 in_child(lambda: raises(errors.ClosedError, lambda: checkpointer.save(2, state)))
 """
 SAVING = ASYNC + "moves = busy()\ncheckpointer.save(1, state)\n"
+CLOSED_AFTER_SAVE = SAVING + "soon(checkpointer.close, moves)\n"
 
 SAVE, LOAD = "`save`", "`load`"
 CK_SAVE, CK_ASYNC = "`Checkpointer.save`", "the same with `async_=True`"
 CK_WAIT, CK_CLOSE = "`Checkpointer.wait`, `wait_for_tensors`", "`Checkpointer.close`"
 RESTORE, FETCH = "`Checkpointer.restore`", "`Checkpointer.fetch_parts`"
 ROWS = (SAVE, LOAD, CK_SAVE, CK_ASYNC, CK_WAIT, CK_CLOSE, RESTORE, FETCH)
-
-FINISHED = "is finished, and returns"
-CLOSED = "raises `ClosedError`"
-ENDS = "the process ends"
-FIRST = "is finished first"
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -166,9 +164,8 @@ assert [entry.step for entry in checkpointer.checkpoints] == [3]
     (CK_WAIT, "close"): (
         FINISHED,
         SMALL
-        + SAVING
+        + CLOSED_AFTER_SAVE
         + """
-soon(checkpointer.close, moves)
 returns(checkpointer.wait)
 assert checkpointer.latest().step == 1
 with checkpointer.overlap():
@@ -232,9 +229,8 @@ with checkpointer.overlap():
     (CK_CLOSE, "close"): (
         "the second call returns; the first finishes all",
         SMALL
-        + SAVING
+        + CLOSED_AFTER_SAVE
         + """
-soon(checkpointer.close, moves)
 returns(checkpointer.close)
 assert checkpointer.latest().step == 1
 """,

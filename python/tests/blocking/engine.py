@@ -1,5 +1,7 @@
 """Calls of engines, files and handles during close, Ctrl-C, fork and exit."""
 
+from .results import CLOSED, ENDS, FINISHED, FIRST
+
 SETUP = """
 SIZE = 1 << 30
 PART = 8 << 20
@@ -46,11 +48,8 @@ def started():
     return os.path.exists("aio") and os.stat("aio").st_blocks > 0
 """
 
-FINISHED = "is finished, and returns"
 LEFT = "raises; gives up what has not begun"
 GOES_ON = "raises; the transfer goes on"
-CHILD = "raises `ClosedError`"
-FIRST = "is finished first"
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -85,7 +84,7 @@ for call in (
 """,
     ),
     (READ_WRITE, "fork"): (
-        CHILD,
+        CLOSED,
         """
 in_child(lambda: [raises(errors.ClosedError, call) for call in (
     lambda: engine.write(b"x", "file"),
@@ -122,7 +121,7 @@ raises(KeyboardInterrupt, lambda: engine.read(data[:PART * 4], stripes))
 """,
     ),
     (STRIPES, "fork"): (
-        CHILD,
+        CLOSED,
         "in_child(lambda: raises(errors.ClosedError, lambda: engine.write(b'x', stripes)))",
     ),
     (STRIPES, "exit"): (
@@ -144,7 +143,7 @@ raises(KeyboardInterrupt, lambda: engine.read(data[:PART * 4], stripes))
         GOES_ON,
         PENDING + "soon(interrupt, started)\nraises(KeyboardInterrupt, pending.result)\nassert not pending.done()",
     ),
-    (WAIT, "fork"): (CHILD, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.result))"),
+    (WAIT, "fork"): (CLOSED, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.result))"),
     (WAIT, "exit"): (
         FIRST,
         SMALL + "leave(pending.result, started)",
@@ -179,7 +178,7 @@ assert not pending.done()
         + "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: asyncio.run(main()))\nassert not pending.done()",
     ),
     (AWAIT, "fork"): (
-        CHILD,
+        CLOSED,
         PENDING + AWAITING + "in_child(lambda: raises(errors.ClosedError, lambda: asyncio.run(main())))",
     ),
     (WITH, "cancel"): (
@@ -198,7 +197,7 @@ assert not pending.done()
         + "assert not pending.done()",
     ),
     (WITH, "fork"): (
-        CHILD,
+        CLOSED,
         PENDING + "in_child(lambda: raises(errors.ClosedError, lambda: pending.__exit__(None, None, None)))",
     ),
     (WITH, "exit"): (FIRST, SMALL + "leave(lambda: pending.__exit__(None, None, None), started)"),
@@ -228,7 +227,7 @@ assert engine.stats().bytes_read < SIZE
 """,
     ),
     (FILE_READ, "fork"): (
-        CHILD,
+        CLOSED,
         """
 reader = deepnvme.open("big", engine=engine)
 in_child(lambda: [raises(errors.ClosedError, call) for call in (
@@ -236,7 +235,7 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
 """,
     ),
     (FILE_READ, "exit"): (
-        "the process ends",
+        ENDS,
         "reader = deepnvme.open('big', engine=engine)\nleave(reader.read, started)",
         "reader = deepnvme.open('big', engine=engine)\nleave(lambda: reader.readinto(data), started)",
     ),
@@ -256,7 +255,7 @@ assert not os.path.exists("new")
 """,
     ),
     (FILE_WRITE, "fork"): (
-        CHILD,
+        CLOSED,
         WRITER + "in_child(lambda: raises(errors.ClosedError, lambda: writer.write(b'x')))\nwriter.close()",
     ),
     (FILE_WRITE, "exit"): (
@@ -296,7 +295,7 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
 """,
     ),
     (FILE_CLOSE, "fork"): (
-        CHILD,
+        CLOSED,
         WRITER
         + "writer.write(b'x')\nin_child(lambda: raises(errors.ClosedError, writer.close))\n"
         + "writer.close()\nassert os.path.getsize('new') == 1",

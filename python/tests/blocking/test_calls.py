@@ -15,8 +15,9 @@ import deepnvme
 
 from . import checkpoints, engine, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
-from .engine import FILE_CLOSE, FILE_WRITE, FIRST, HANDLE
+from .engine import FILE_CLOSE, FILE_WRITE, HANDLE
 from .fork_server import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TIMED_OUT_STATUS, TORCH, ForkServer
+from .results import FIRST
 from .training import SAVE_STATE
 
 if TYPE_CHECKING:

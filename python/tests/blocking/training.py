@@ -1,5 +1,7 @@
 """Swappers, streamed models, optimizers and offloaded parameters during close, Ctrl-C, fork and exit."""
 
+from .results import CLOSED, ENDS
+
 SWAPPER = """
 swapper = deepnvme.Swapper(".", memory=8 << 20)
 for key in "ab":
@@ -68,8 +70,6 @@ STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_st
 OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`ParameterOffload.close`"
 ROWS = (BORROW, FLUSH, SWAP_CLOSE, FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
 
-CLOSED = "raises `ClosedError`"
-ENDS = "the process ends"
 GIVEN_UP = "raises `ClosedError` in its thread"
 
 # Calls that wait for memory, and calls that wait for the disk.

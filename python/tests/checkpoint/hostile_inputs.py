@@ -9,13 +9,9 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import json
-import os
 import random
 import resource
 import struct
-import sys
-import traceback
-import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -302,28 +298,3 @@ def attack(name: str, folder: Path, count: int) -> None:
         print(f"{which}: {text}")  # noqa: T201
     assert not wrong
     assert refused > count // 20, f"only {refused} of {count} were refused"
-
-
-def main() -> None:
-    """Attack the readers named on standard input, each in a forked process that has imported torch."""
-    warnings.simplefilter("ignore")
-    for line in sys.stdin:
-        name, folder, count = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            os.dup2(2, 1)
-            status = 1
-            try:
-                attack(name, Path(folder), count)
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            sys.stderr.flush()
-            sys.stdout.flush()
-            os._exit(status)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201
-
-
-if __name__ == "__main__":
-    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -63,37 +63,65 @@ into, new = sharded(0), sharded(3)
 dist.barrier()
 """
 
+SAVED_IN_PARTS = """
+checkpointer = Checkpointer(folder, layout="parts")
+checkpointer.save(1, state(1))
+"""
+
+RESTORE = "lambda: checkpointer.restore(into=into)"
+
+
+class OneRankFails(NamedTuple):
+    """A restore, the error of rank 1, which is at fault, and that of rank 0."""
+
+    before: str
+    call: str
+    error: str
+    text: str
+    others: str = "PeerError"
+    others_text: str = "rank 1 .* failed"
+
+
 RESTORES = {
-    "a part without tensors": (
-        "if rank == 1: into['extra'] = {}",
-        "lambda: checkpointer.restore(into=into)",
-        "InvalidArgumentError", "is empty", "PeerError", "rank 1 .* failed",
+    "a part without tensors": OneRankFails(
+        "if rank == 1: into['extra'] = {}", RESTORE, "InvalidArgumentError", "is empty"
     ),
-    "a list": (
-        "into = into if rank == 0 else [1]", "lambda: checkpointer.restore(into=into)",
-        "TypeError", "fills a dict", "PeerError", "rank 1 .* failed",
+    "a list": OneRankFails("into = into if rank == 0 else [1]", RESTORE, "TypeError", "fills a dict"),
+    "a wrong word": OneRankFails(
+        "more = {'verify': 'bad'} if rank == 1 else {}",
+        "lambda: checkpointer.restore(into=into, **more)",
+        "InvalidArgumentError",
+        "verify is 'bad'",
     ),
-    "a wrong word": (
-        "more = {'verify': 'bad'} if rank == 1 else {}", "lambda: checkpointer.restore(into=into, **more)",
-        "InvalidArgumentError", "verify is 'bad'", "PeerError", "rank 1 .* failed",
+    "without into": OneRankFails(
+        "more = {'into': into} if rank == 0 else {}",
+        "lambda: checkpointer.restore(**more)",
+        "InvalidArgumentError",
+        r"Call restore\(into=state\)",
     ),
-    "without into": (
-        "more = {'into': into} if rank == 0 else {}", "lambda: checkpointer.restore(**more)",
-        "InvalidArgumentError", r"Call restore\(into=state\)", "PeerError", "rank 1 .* failed",
+    "another step": OneRankFails(
+        "",
+        "lambda: checkpointer.restore(1 + rank, into=into)",
+        "InvalidArgumentError",
+        "rank 1 .* restores .*2.*rank 0 .*1",
+        "InvalidArgumentError",
+        "restores",
     ),
-    "another step": (
-        "", "lambda: checkpointer.restore(1 + rank, into=into)",
-        "InvalidArgumentError", "rank 1 .* restores .*2.*rank 0 .*1", "InvalidArgumentError", "restores",
+    "a step that does not exist": OneRankFails(
+        "",
+        "lambda: checkpointer.restore(2 if rank == 0 else 77, into=into)",
+        "NotFoundError",
+        "step 77",
+        others_text="another process ended",
     ),
-    "a step that does not exist": (
-        "", "lambda: checkpointer.restore(2 if rank == 0 else 77, into=into)",
-        "NotFoundError", "step 77", "PeerError", "another process ended",
+    "an object that refuses": OneRankFails(
+        "into['object'] = Refusing(rank == 1)",
+        RESTORE,
+        "ArithmeticError",
+        "refuses",
+        others_text="another process ended",
     ),
-    "an object that refuses": (
-        "into['object'] = Refusing(rank == 1)", "lambda: checkpointer.restore(into=into)",
-        "ArithmeticError", "refuses", "PeerError", "another process ended",
-    ),
-}  # fmt: skip
+}
 
 
 def check(answers: list[Any], error: str, text: str, others: str, others_text: str) -> None:
@@ -140,10 +168,7 @@ def test_a_wrong_argument_of_the_constructor_on_one_rank(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("call", ["Checkpointer(folder, layout='parts')", "checkpointer.fetch_parts()"])
 def test_a_folder_that_one_rank_cannot_see(tmp_path: Path, call: str) -> None:
-    code = f"""{BOOT}
-checkpointer = Checkpointer(folder, layout="parts")
-checkpointer.save(1, state(1))
-from deepnvme._checkpoint import history
+    code = f"""{BOOT}{SAVED_IN_PARTS}from deepnvme._checkpoint import history
 from deepnvme._checkpoint.distributed import parts
 def refuse(_): raise PermissionError("this folder is hidden")
 if rank == 1:
@@ -205,10 +230,7 @@ def test_kinds_of_every_that_differ(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["Checkpointer(folder)", "checkpointer.fetch_parts()"])
 def test_an_interrupt_of_a_call_that_another_rank_makes_later(tmp_path: Path, call: str) -> None:
-    code = f"""{BOOT}
-checkpointer = Checkpointer(folder, layout="parts")
-checkpointer.save(1, state(1))
-{RANK_0_IS_LATE}answer = timed(lambda: {call})
+    code = f"""{BOOT}{SAVED_IN_PARTS}{RANK_0_IS_LATE}answer = timed(lambda: {call})
 {LATE_END}"""
     answers = run(code, 2, tmp_path / "c")
     check(answers, "KeyboardInterrupt", "", "PeerError", "another process ended")

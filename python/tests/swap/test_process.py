@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import textwrap
 import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import deepnvme
+from peak_memory import PEAK_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,21 +141,18 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python_fork: Callable[...
 
 def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
     """A child with limited memory swaps ten times as much."""
-    python_fork("""
+    python_fork(
+        PEAK_MEMORY
+        + textwrap.dedent("""
         import resource, torch, deepnvme
         torch.set_num_threads(1)
         MEMORY, ITEM = 24 << 20, 2 << 20
         deepnvme.default_engine()
-        def status(name):
-            with open("/proc/self/status") as file:
-                return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
         scratch = torch.zeros(ITEM // 4)
         with deepnvme.Swapper(".", memory="1MB") as warm:
             warm.put("a", torch.ones(1000))
-        with open("/proc/self/clear_refs", "w") as file:
-            file.write("5")
-        before = status("VmHWM")
-        limit = status("VmData") + MEMORY + (64 << 20)
+        before = restart_peak()
+        limit = resident_bytes("VmData") + MEMORY + (64 << 20)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         swapper = deepnvme.Swapper(".", memory=MEMORY)
         keys = [str(index) for index in range(120)]
@@ -167,11 +166,12 @@ def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
         stats = swapper.stats()
         assert stats.resident_bytes_peak <= MEMORY == stats.memory_bytes
         assert stats.stored_bytes == 120 * ITEM
-        peak = status("VmHWM") - before
+        peak = resident_bytes("VmHWM") - before
         assert peak < MEMORY + (48 << 20), peak
         with swapper.borrow("77", shared=True) as borrowed:
             assert borrowed.eq(2).all()
-    """)
+        """)
+    )
 
 
 def test_ctrl_c_ends_a_wait(python_fork: Callable[..., Any]) -> None:

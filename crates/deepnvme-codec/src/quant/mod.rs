@@ -27,6 +27,20 @@ use crate::half::{Bf16, F16, F32_INFINITY, F32_MAGNITUDE, Half};
 use crate::{Error, Float, Result, vectorise};
 use codes::{E4m3, Int8, QuantCode};
 
+/// Calls a function that is generic over elements and codes with the types that these values name.
+macro_rules! for_types {
+    ($float:expr, $code:expr, $function:ident $arguments:tt) => {
+        match ($float, $code) {
+            (Float::Bf16, CodeType::Int8) => vectorise!($function::<Bf16, Int8, 2> $arguments),
+            (Float::F16, CodeType::Int8) => vectorise!($function::<F16, Int8, 2> $arguments),
+            (Float::F32, CodeType::Int8) => vectorise!($function::<F32, Int8, 4> $arguments),
+            (Float::Bf16, CodeType::F8E4m3) => vectorise!($function::<Bf16, E4m3, 2> $arguments),
+            (Float::F16, CodeType::F8E4m3) => vectorise!($function::<F16, E4m3, 2> $arguments),
+            (Float::F32, CodeType::F8E4m3) => vectorise!($function::<F32, E4m3, 4> $arguments),
+        }
+    };
+}
+
 /// Quantises rows of `columns` elements of `source`. Writes one byte per element into `codes` and [`Scheme::scales`]
 /// scales into `scales`, row by row.
 ///
@@ -43,26 +57,7 @@ pub fn quantise(
 ) -> Result<()> {
     scheme.check(columns, (from, source.len()), codes.len(), scales.len())?;
     let sizes = (columns.max(1), scheme.group_of(columns));
-    let done = match (from, scheme.code) {
-        (Float::Bf16, CodeType::Int8) => {
-            vectorise!(quantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
-        }
-        (Float::F16, CodeType::Int8) => {
-            vectorise!(quantise_groups::<F16, Int8, 2>(scheme.scale, sizes, source, codes, scales))
-        }
-        (Float::F32, CodeType::Int8) => {
-            vectorise!(quantise_groups::<F32, Int8, 4>(scheme.scale, sizes, source, codes, scales))
-        }
-        (Float::Bf16, CodeType::F8E4m3) => {
-            vectorise!(quantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
-        }
-        (Float::F16, CodeType::F8E4m3) => {
-            vectorise!(quantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, source, codes, scales))
-        }
-        (Float::F32, CodeType::F8E4m3) => {
-            vectorise!(quantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, source, codes, scales))
-        }
-    };
+    let done = for_types!(from, scheme.code, quantise_groups(scheme.scale, sizes, source, codes, scales));
     done.map_err(|row| {
         let scale = scheme.scale;
         Error::invalid(format!(
@@ -86,26 +81,7 @@ pub fn dequantise(
 ) -> Result<()> {
     scheme.check(columns, (to, target.len()), codes.len(), scales.len())?;
     let sizes = (columns.max(1), scheme.group_of(columns));
-    match (to, scheme.code) {
-        (Float::Bf16, CodeType::Int8) => {
-            vectorise!(dequantise_groups::<Bf16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
-        }
-        (Float::F16, CodeType::Int8) => {
-            vectorise!(dequantise_groups::<F16, Int8, 2>(scheme.scale, sizes, codes, scales, target));
-        }
-        (Float::F32, CodeType::Int8) => {
-            vectorise!(dequantise_groups::<F32, Int8, 4>(scheme.scale, sizes, codes, scales, target));
-        }
-        (Float::Bf16, CodeType::F8E4m3) => {
-            vectorise!(dequantise_groups::<Bf16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
-        }
-        (Float::F16, CodeType::F8E4m3) => {
-            vectorise!(dequantise_groups::<F16, E4m3, 2>(scheme.scale, sizes, codes, scales, target));
-        }
-        (Float::F32, CodeType::F8E4m3) => {
-            vectorise!(dequantise_groups::<F32, E4m3, 4>(scheme.scale, sizes, codes, scales, target));
-        }
-    }
+    for_types!(to, scheme.code, dequantise_groups(scheme.scale, sizes, codes, scales, target));
     Ok(())
 }
 

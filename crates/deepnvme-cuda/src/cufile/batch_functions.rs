@@ -7,6 +7,7 @@ use libloading::Library;
 
 use super::error::{IoError, IoResult, Status};
 use crate::abi::Handle;
+use crate::library::function_table;
 
 /// The first version whose batches are known to work (CUDA 12.1): 1000 times the major version plus 10 times the
 /// minor version.
@@ -62,34 +63,33 @@ const PENDING: c_int = 2;
 const CANCELED: c_int = 8;
 const COMPLETE: c_int = 16;
 
-/// The functions of a library that has them all, and whose batches are known to work.
-pub(super) struct Functions {
-    pub(super) set_up: unsafe extern "C" fn(*mut Handle, u32) -> Status,
-    pub(super) submit: unsafe extern "C" fn(Handle, u32, *mut Parameters, u32) -> Status,
-    pub(super) status: unsafe extern "C" fn(Handle, u32, *mut u32, *mut Event, *mut Timespec) -> Status,
-    pub(super) cancel: unsafe extern "C" fn(Handle) -> Status,
-    pub(super) destroy: unsafe extern "C" fn(Handle),
+function_table! {
+    /// The functions of batches.
+    pub(super) struct Functions {
+        set_up = b"cuFileBatchIOSetUp\0" (*mut Handle, u32) -> Status;
+        submit = b"cuFileBatchIOSubmit\0" (Handle, u32, *mut Parameters, u32) -> Status;
+        status = b"cuFileBatchIOGetStatus\0" (Handle, u32, *mut u32, *mut Event, *mut Timespec) -> Status;
+        cancel = b"cuFileBatchIOCancel\0" (Handle) -> Status;
+        destroy = b"cuFileBatchIODestroy\0" (Handle);
+    }
 }
 
 impl Functions {
+    /// Returns the functions of a library that has them all, and whose batches are known to work.
+    ///
     /// # Safety
-    /// The library is cuFile: its symbols have the declared types.
-    pub(super) unsafe fn of(library: &Library) -> Option<Self> {
+    /// The library is cuFile.
+    pub(super) unsafe fn known_to_work(library: &Library) -> Option<Self> {
         type Version = unsafe extern "C" fn(*mut c_int) -> Status;
-        // SAFETY: the types are those of cufile.h.
+        // SAFETY: the declared types are those of cufile.h, and the caller of `known_to_work` passes no library but
+        // cuFile.
         unsafe {
             let version = library.get::<Version>(b"cuFileGetVersion\0").ok()?;
             let mut number = 0;
             if version(&raw mut number).code != 0 || number < VERSION_MIN {
                 return None;
             }
-            Some(Self {
-                set_up: *library.get(b"cuFileBatchIOSetUp\0").ok()?,
-                submit: *library.get(b"cuFileBatchIOSubmit\0").ok()?,
-                status: *library.get(b"cuFileBatchIOGetStatus\0").ok()?,
-                cancel: *library.get(b"cuFileBatchIOCancel\0").ok()?,
-                destroy: *library.get(b"cuFileBatchIODestroy\0").ok()?,
-            })
+            Self::of(library).ok()
         }
     }
 }

@@ -5,6 +5,7 @@ use std::ffi::c_int;
 use libloading::Library;
 
 use super::error::Status;
+use crate::library::function_table;
 
 /// GPUs that the struct has room for.
 const GPUS_MAX: usize = 16;
@@ -57,7 +58,7 @@ struct PerGpu {
 /// `CUfileStatsLevel3_t`.
 #[repr(C)]
 #[derive(Debug)]
-struct Level3 {
+pub(super) struct Level3 {
     _detailed: [u64; 128],
     gpus: u32,
     per_gpu: [PerGpu; GPUS_MAX],
@@ -92,31 +93,18 @@ impl Level3 {
     }
 }
 
-/// The functions, if the library has them all.
-pub(super) struct Functions {
-    pub(super) set_level: unsafe extern "C" fn(c_int) -> Status,
-    pub(super) get_level: unsafe extern "C" fn(*mut c_int) -> Status,
-    pub(super) start: unsafe extern "C" fn() -> Status,
-    pub(super) stop: unsafe extern "C" fn() -> Status,
-    get: unsafe extern "C" fn(*mut Level3) -> Status,
+function_table! {
+    /// The functions of statistics.
+    pub(super) struct Functions {
+        set_level = b"cuFileSetStatsLevel\0" (c_int) -> Status;
+        get_level = b"cuFileGetStatsLevel\0" (*mut c_int) -> Status;
+        start = b"cuFileStatsStart\0" () -> Status;
+        stop = b"cuFileStatsStop\0" () -> Status;
+        get = b"cuFileGetStatsL3\0" (*mut Level3) -> Status;
+    }
 }
 
 impl Functions {
-    /// # Safety
-    /// The library is cuFile: its symbols have the declared types.
-    pub(super) unsafe fn of(library: &Library) -> Option<Self> {
-        // SAFETY: the types are those of cufile.h, and the caller of `of` passes no library but cuFile.
-        unsafe {
-            Some(Self {
-                set_level: *library.get(b"cuFileSetStatsLevel\0").ok()?,
-                get_level: *library.get(b"cuFileGetStatsLevel\0").ok()?,
-                start: *library.get(b"cuFileStatsStart\0").ok()?,
-                stop: *library.get(b"cuFileStatsStop\0").ok()?,
-                get: *library.get(b"cuFileGetStatsL3\0").ok()?,
-            })
-        }
-    }
-
     /// Returns the counts so far, while the driver is open.
     pub(super) fn counts(&self, is_read: bool) -> Option<TransferCounts> {
         let mut level3 = Box::new(Level3::zeroed());

@@ -1,0 +1,6 @@
+"""Results of blocking calls that several tables document."""
+
+FINISHED = "is finished, and returns"
+FIRST = "is finished first"
+CLOSED = "raises `ClosedError`"
+ENDS = "the process ends"
