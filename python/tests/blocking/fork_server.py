@@ -28,8 +28,13 @@ torch.set_num_threads(1)
 
 SERVER_PROGRAM = """
 import atexit, asyncio, gc, json, mmap, os, signal, sys, threading, time, warnings
+exit_checks = []
 # Runs after the package's own exit handlers, which are registered later. Prints when the interpreter is done.
-atexit.register(lambda: print(time.time(), flush=True))
+@atexit.register
+def end():
+    for check in exit_checks:
+        check()
+    print(time.time(), flush=True)
 exec(sys.argv[1])
 gc.collect()
 # Without this, garbage collection at the exit of a child visits all objects of torch, which takes a second.
@@ -140,6 +145,29 @@ def in_child(work):
 def leave(call, is_time):
     "End the interpreter while a thread is in the call. Print when."
     threading.Thread(target=call, daemon=True).start()
+    while not is_time():
+        time.sleep(0.001)
+    print(time.time(), flush=True)
+
+def leave_closed(call, is_time):
+    "End the interpreter while a thread is in the call, which has to raise ClosedError there. Print when."
+    results = []
+    def run():
+        try:
+            results.append(f"it returned {{call()!r}}")
+        except errors.ClosedError:
+            results.append(None)
+        except BaseException as error:
+            results.append(repr(error))
+    def check():
+        # Otherwise Python may end the thread before it can raise.
+        thread.join(10)
+        if results != [None]:
+            print(f"ClosedError was not raised in the thread: {{results}}", file=sys.stderr, flush=True)
+            os._exit(1)
+    thread = threading.Thread(target=run, daemon=True)
+    exit_checks.append(check)
+    thread.start()
     while not is_time():
         time.sleep(0.001)
     print(time.time(), flush=True)

@@ -13,10 +13,12 @@ import pytest
 
 import deepnvme
 
-from . import checkpoints, engine, training
+from . import checkpoints, commands, engine, readers, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
+from .commands import CONVERT, PACK
 from .engine import FILE_CLOSE, FILE_WRITE, HANDLE
 from .fork_server import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TIMED_OUT_STATUS, TORCH, ForkServer
+from .readers import DCP_SAVE
 from .results import FIRST
 from .training import SAVE_STATE
 
@@ -27,8 +29,8 @@ if TYPE_CHECKING:
 ABORTED_BY_TORCH = "terminate called without an active exception"
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-ROWS = (*engine.ROWS, *checkpoints.ROWS, *training.ROWS)
-CELLS = {**engine.CELLS, **checkpoints.CELLS, **training.CELLS}
+ROWS = (*engine.ROWS, *checkpoints.ROWS, *readers.ROWS, *commands.ROWS, *training.ROWS)
+CELLS = {**engine.CELLS, **checkpoints.CELLS, **readers.CELLS, **commands.CELLS, **training.CELLS}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
 
 
@@ -120,3 +122,12 @@ def assert_left(row: str, folder: Path) -> None:
         assert len(kept.restore(verify="full")["a"]) >= 1 << 20
     if row in (CK_WAIT, CK_CLOSE):
         assert {"run/step-00000001.pt", "run/manifest.json"} <= there
+
+
+def assert_sound(row: str, folder: Path) -> None:
+    """Check that a file or folder that a command or torch would make is whole or absent."""
+    if row == CONVERT and (folder / "new.pt").exists():
+        assert len(deepnvme.load(folder / "new.pt", verify="full")["a"]) == 24 << 20
+    for command, made, index in ((PACK, "new", "new"), (DCP_SAVE, "run", "run/deepnvme.json")):
+        if row == command and (folder / index).exists():
+            assert deepnvme.verify(folder / made)["is_sound"]

@@ -1,0 +1,88 @@
+"""Commands on checkpoint files during Ctrl-C, fork and exit."""
+
+SAVED = """
+state = {'a': torch.arange(24 << 20, dtype=torch.float32)}
+deepnvme.save(state, "file.safetensors", durability="none", engine=deepnvme.Engine())
+before = set(os.listdir())
+def works():
+    "Whether a private file or folder has appeared."
+    return set(os.listdir()) > before
+paths = ["file.safetensors"] * 40
+"""
+# Its index takes a while to read.
+MANY = """
+entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+header = json.dumps({f"tensor-{i}": entry for i in range(100_000)}).encode()
+with open("many.safetensors", "wb") as file:
+    file.write(len(header).to_bytes(8, "little") + header)
+def inspect():
+    assert len(deepnvme.inspect("many.safetensors")["files"][0]["tensors"]) == 100_000
+"""
+SMALL = """
+state = {'a': torch.arange(1 << 20, dtype=torch.float32)}
+deepnvme.save(state, "file.safetensors", durability="none", engine=deepnvme.Engine())
+deepnvme.verify("file.safetensors")
+"""
+
+VERIFY, INSPECT, CONVERT, PACK = "`verify`", "`inspect`", "`convert`", "`pack`"
+ROWS = (VERIFY, INSPECT, CONVERT, PACK)
+
+ENDS = "the process ends"
+
+# By row and column: what is documented, and programs that show it.
+CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+    (VERIFY, "Ctrl-C"): (
+        "raises",
+        SAVED + "soon(interrupt, at(0.1))\nraises(KeyboardInterrupt, lambda: deepnvme.verify(*paths))",
+    ),
+    (VERIFY, "fork"): (
+        "verifies, with an engine of its own",
+        SMALL + "in_child(lambda: deepnvme.verify('file.safetensors'))",
+    ),
+    (VERIFY, "exit"): (ENDS, SAVED + "leave(lambda: deepnvme.verify(*paths), at(0.1))"),
+    (INSPECT, "Ctrl-C"): ("raises", MANY + "soon(interrupt, at(0.02))\nraises(KeyboardInterrupt, inspect)"),
+    (INSPECT, "fork"): ("lists, with an engine of its own", MANY + "in_child(inspect)"),
+    (INSPECT, "exit"): (ENDS, MANY + "leave(inspect, at(0.02))"),
+    (CONVERT, "Ctrl-C"): (
+        "raises; no file appears",
+        SAVED
+        + """
+soon(interrupt, works)
+raises(KeyboardInterrupt, lambda: deepnvme.convert("file.safetensors", "new.pt"))
+assert set(os.listdir()) == before, os.listdir()
+""",
+    ),
+    (CONVERT, "fork"): (
+        "converts, with an engine of its own",
+        SMALL
+        + """
+in_child(lambda: deepnvme.convert("file.safetensors", "new.pt"))
+assert deepnvme.load("new.pt", verify="full")["a"].equal(state["a"])
+""",
+    ),
+    (CONVERT, "exit"): (
+        "the process ends; the file is whole or absent",
+        SAVED + "leave(lambda: deepnvme.convert('file.safetensors', 'new.pt'), works)",
+    ),
+    (PACK, "Ctrl-C"): (
+        "raises; no folder appears",
+        SAVED
+        + """
+soon(interrupt, works)
+raises(KeyboardInterrupt, lambda: deepnvme.pack("file.safetensors", "new", dtype="int8"))
+assert set(os.listdir()) == before, os.listdir()
+""",
+    ),
+    (PACK, "fork"): (
+        "packs, with an engine of its own",
+        SMALL
+        + """
+in_child(lambda: deepnvme.pack("file.safetensors", "new", dtype="int8"))
+assert deepnvme.verify("new")["is_sound"]
+""",
+    ),
+    (PACK, "exit"): (
+        "the process ends; the folder is whole or absent",
+        SAVED + "leave(lambda: deepnvme.pack('file.safetensors', 'new', dtype='int8'), works)",
+    ),
+}
