@@ -19,32 +19,53 @@ PACKAGE = ROOT / "python" / "deepnvme"
 MODULES = {
     "pickle", "_pickle", "cPickle", "pickletools", "_compat_pickle", "copyreg", "marshal", "shelve", "dbm",
     "cloudpickle", "dill", "joblib", "jsonpickle", "code", "codeop", "runpy", "torch.package", "torch.utils.model_zoo",
+    "torch._weights_only_unpickler", "multiprocessing.connection", "multiprocessing.managers", "multiprocessing.pool",
+    "multiprocessing.queues", "multiprocessing.reduction", "multiprocessing.spawn", "torch.multiprocessing.reductions",
+    "torch.distributed.checkpoint.filesystem", "torch.distributed.checkpoint.format_utils",
+    "torch.distributed.checkpoint.state_dict_loader",
 }  # fmt: skip
 # Functions of modules that have others.
 FUNCTIONS = {
     "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "builtins.compile",
-    "builtins.__import__", "torch.load", "torch.serialization.load", "torch.jit.load", "torch.hub",
+    "builtins.__import__", "torch.load", "torch.serialization.load", "torch.serialization._load",
+    "torch.jit.load", "torch.hub", "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.load_state_dict",
     "torch.storage._load_from_bytes", "numpy.load", "numpy.lib.npyio", "numpy.fromfile", "pandas.read_pickle",
-    "multiprocessing.connection", "multiprocessing.reduction", "torch.multiprocessing.reductions", "yaml.load",
-    "yaml.unsafe_load", "yaml.full_load", "ctypes.pythonapi",
+    "yaml.load", "yaml.unsafe_load", "yaml.full_load", "ctypes.pythonapi",
 }  # fmt: skip
 # Names that have one meaning only, whatever stands in front of them: a module in a variable, an object.
 METHODS = {
     "all_gather_object", "gather_object", "scatter_object_list", "broadcast_object_list", "send_object_list",
     "recv_object_list", "send_object", "recv_object", "_object_to_tensor", "_tensor_to_object", "Unpickler",
-    "read_pickle", "unsafe_load", "exec_module", "_load_from_bytes",
+    "read_pickle", "unsafe_load", "exec_module", "_load_from_bytes", "_legacy_load", "_weights_only_unpickler",
+    "FileSystemReader", "load_checkpoint_in_model", "load_checkpoint_and_dispatch", "ProcessPoolExecutor", "Pipe",
+    "JoinableQueue",
 }  # fmt: skip
+# Names that unpickle in every module but these, whose objects stay in the process.
+QUEUES = {"Queue", "SimpleQueue", "Pool", "Manager"}
+THREAD_MODULES = {"queue", "asyncio", "_queue"}
 # Arguments that make an unpickler of a reader. ``weights_only=True`` alone is harmless.
 KEYWORDS = {"allow_pickle", "weights_only", "pickle_module"}
+# Functions that give a module by its name.
+LOOKUPS = {"importlib.import_module", "importlib.__import__", "__import__", "builtins.__import__", "sys.modules.get",
+           "sys.modules.pop", "sys.modules.__getitem__"}  # fmt: skip
 
 JOB = "ranks of one job trust each other: torch pickles what they say, and whoever can speak for a rank owns the job"
 OPT_IN = "weights_only=False is the caller's word that the file is trusted; test_pickle_paths.py tests the default"
 HOOK = "Python's own import of a module that the user imports"
 INSTALLED = "a module of DeepSpeed's installation, which Python has imported before"
+READER = "torch's loop with DeepnvmeReader as its reader: repickle_safely has checked all that it unpickles"
+SPAWN = "a parent's own child: what it unpickles, its parent has sent"
 # File, function, name: why.
 ALLOWED = {
     ("_checkpoint/distributed/process_group.py", "RankGroup.all_gather", "torch.distributed.all_gather_object"): JOB,
     ("_checkpoint/distributed/process_group.py", "RankGroup.broadcast", "torch.distributed.broadcast_object_list"): JOB,
+    ("_checkpoint/dcp/reader.py", "_is_called_by_load", "'torch.distributed.checkpoint.state_dict_loader'"): (
+        "compared with the name of the calling module"
+    ),
+    ("_checkpoint/distributed/sharded.py", "restore", "torch.distributed.checkpoint.state_dict_loader.load"): READER,
+    ("_checkpoint/distributed/sharded.py", "restore.fill", "torch.distributed.checkpoint.state_dict_loader.load"): (
+        READER
+    ),
     ("_checkpoint/safe_unpickler.py", "", "_compat_pickle"): "two tables of names",
     ("_demo/checkpoints.py", "compare", "'torch.load'"): "the name of a tool, in a table",
     ("_demo/checkpoints.py", "torch_load", "torch.load"): "the demo's own file, with weights_only=True",
@@ -58,6 +79,14 @@ ALLOWED = {
     ("_utils/import_hooks.py", "ImportHook._watch", "exec_module"): HOOK,
     ("_utils/import_hooks.py", "ImportHook._watch", "loader.exec_module"): HOOK,
     ("_utils/import_hooks.py", "ImportHook._watch.exec_module", "loader.exec_module"): HOOK,
+    ("deepspeed/_install.py", "", "multiprocessing.spawn"): SPAWN,
+    ("deepspeed/_install.py", "_install_in_children", "multiprocessing.spawn"): SPAWN,
+    ("deepspeed/_install.py", "_install_in_children", "multiprocessing.spawn.get_preparation_data"): SPAWN,
+    (
+        "deepspeed/_install.py",
+        "_install_in_children.get_preparation_data",
+        "multiprocessing.spawn.get_preparation_data",
+    ): SPAWN,
     ("deepspeed/_workarounds.py", "_restore_asserts", "exec"): INSTALLED,
     ("deepspeed/_workarounds.py", "_restore_asserts", "compile"): INSTALLED,
     ("deepspeed/_workarounds.py", "_restore_asserts", "'exec'"): INSTALLED,
@@ -66,6 +95,7 @@ ALLOWED = {
     ("integrations/deepspeed.py", "DeepnvmeCheckpointEngine.load", "weights_only="): OPT_IN,
     ("integrations/lightning.py", "DeepnvmeCheckpointIO.load_checkpoint", "weights_only="): OPT_IN,
     ("integrations/transformers.py", "_load_object", "weights_only="): OPT_IN,
+    ("integrations/transformers.py", "_load_object", "'weights_only'"): OPT_IN,
     ("integrations/transformers.py", "_load_object", "torch.load"): (
         "a call that transformers makes of torch.load itself, with its arguments, where it has no path to read"
     ),
@@ -84,7 +114,8 @@ class Uses(ast.NodeVisitor):
     def _note(self, name: str, node: ast.AST) -> None:
         parts = name.split(".")
         heads = {".".join(parts[: count + 1]) for count in range(len(parts))}
-        if heads & (MODULES | FUNCTIONS) or parts[-1] in METHODS:
+        is_queue = parts[-1] in QUEUES and parts[0] not in THREAD_MODULES
+        if heads & (MODULES | FUNCTIONS) or parts[-1] in METHODS or is_queue:
             self.found.append((".".join(self._within), name, getattr(node, "lineno", 0)))
 
     def _full(self, node: ast.expr) -> str | None:
@@ -93,6 +124,15 @@ class Uses(ast.NodeVisitor):
         if isinstance(node, ast.Attribute):
             base = self._full(node.value)
             return None if base is None else f"{base}.{node.attr}"
+        if isinstance(node, ast.Subscript) and self._full(node.value) == "sys.modules":
+            return _text(node.slice)
+        if isinstance(node, ast.Call) and node.args:
+            function = self._full(node.func)
+            if function in LOOKUPS:
+                return _text(node.args[0])
+            if function == "getattr" and len(node.args) > 1:
+                base, name = self._full(node.args[0]), _text(node.args[1])
+                return None if base is None or name is None else f"{base}.{name}"
         return None
 
     def visit_Import(self, node: ast.Import) -> None:
@@ -111,12 +151,23 @@ class Uses(ast.NodeVisitor):
             self._aliases[alias.asname or alias.name] = f"{module}.{alias.name}"
             self._note(f"{module}.{alias.name}", node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        # Another name for a module or a function.
-        full = self._full(node.value)
-        for target in node.targets:
+    def _alias(self, value: ast.expr | None, *targets: ast.expr) -> None:
+        """Note another name for a module or a function."""
+        full = None if value is None else self._full(value)
+        for target in targets:
             if isinstance(target, ast.Name) and full is not None and full != target.id:
                 self._aliases[target.id] = full
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._alias(node.value, *node.targets)
+        self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._alias(node.value, node.target)
+        self.generic_visit(node)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._alias(node.value, node.target)
         self.generic_visit(node)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
@@ -124,7 +175,7 @@ class Uses(ast.NodeVisitor):
         if full is not None:
             self._note(full, node)
             return
-        if node.attr in METHODS:
+        if node.attr in METHODS | QUEUES:
             self._note(node.attr, node)
         self.generic_visit(node)
 
@@ -135,7 +186,14 @@ class Uses(ast.NodeVisitor):
             if node.id in self._aliases or full not in MODULES:
                 self._note(full, node)
 
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if (full := self._full(node)) is not None:
+            self._note(full, node)
+        self.generic_visit(node)
+
     def visit_Call(self, node: ast.Call) -> None:
+        if (full := self._full(node)) is not None:
+            self._note(full, node)
         for keyword in node.keywords:
             is_harmless = keyword.arg == "weights_only" and _is(keyword.value, True)
             is_refused = keyword.arg == "allow_pickle" and _is(keyword.value, False)
@@ -144,8 +202,8 @@ class Uses(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
-        # Imports and lookups by a string.
-        if isinstance(node.value, str) and node.value in MODULES | FUNCTIONS | METHODS:
+        # Imports and lookups by a string, and arguments in a dict.
+        if isinstance(node.value, str) and node.value in MODULES | FUNCTIONS | METHODS | KEYWORDS:
             self.found.append((".".join(self._within), repr(node.value), node.lineno))
 
     def _visit_named(self, node: ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> None:
@@ -161,6 +219,10 @@ class Uses(ast.NodeVisitor):
 
     def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self._visit_named(node)
+
+
+def _text(node: ast.expr) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
 
 
 def _is(node: ast.expr, value: object) -> bool:
@@ -212,6 +274,38 @@ def test_no_disguise_helps() -> None:
         "class A(__import__('dill').Unpickler): pass",
         "import cloudpickle.cloudpickle",
         "import shelve",
+        "import marshal\nmarshal.loads(b'')",
+        "import dill",
+        "from joblib import load",
+        "from torch.serialization import _load",
+        "import torch\ntorch.serialization._legacy_load(1)",
+        "from torch import _weights_only_unpickler",
+        "import torch._weights_only_unpickler as x",
+        "from torch.distributed.checkpoint import FileSystemReader",
+        "import torch.distributed.checkpoint as dcp\ndcp.FileSystemReader('x')",
+        "import torch.distributed.checkpoint as dcp\ndcp.load({}, checkpoint_id='x')",
+        "from torch.distributed.checkpoint.format_utils import dcp_to_torch_save",
+        "import sys\nsys.modules['torch'].load('x')",
+        "import sys\nsys.modules.get('torch').load('x')",
+        "from sys import modules\nmodules['pickle.x']",
+        "import importlib\nimportlib.import_module('torch').load('x')",
+        "from importlib import import_module as get\nmodule: object = get('torch')\nmodule.load('x')",
+        "import importlib\nif module := importlib.import_module('torch'):\n    module.load('x')",
+        "import importlib\nimportlib.import_module('torch.serialization')._load(1)",
+        "import importlib\nimportlib.import_module('dill.detect')",
+        "import torch\ngetattr(torch, 'load')('x')",
+        "def f(x):\n    x(**{'weights_only': False})",
+        "def f(x):\n    x(**dict(weights_only=False))",
+        "options = {}\noptions['allow_pickle'] = True",
+        "import accelerate\naccelerate.load_checkpoint_in_model(1, 'x')",
+        "from accelerate.utils import load_checkpoint_in_model",
+        "import multiprocessing\nmultiprocessing.Queue()",
+        "import torch.multiprocessing as mp\nmp.get_context('spawn').SimpleQueue()",
+        "from multiprocessing import Pipe",
+        "from multiprocessing import get_context\nget_context().Pipe()",
+        "from multiprocessing import Pool",
+        "from multiprocessing.managers import BaseManager",
+        "from concurrent.futures import ProcessPoolExecutor",
     ):
         assert uses(source), source
     for source in (
@@ -223,6 +317,11 @@ def test_no_disguise_helps() -> None:
         "import numpy\nnumpy.save('x', 1, allow_pickle=False)",
         "# pickle.loads",
         "'see pickle.loads'",
+        "import queue\nqueue.Queue()",
+        "from queue import SimpleQueue\nSimpleQueue()",
+        "from concurrent.futures import ThreadPoolExecutor",
+        "import sys\nsys.modules['torch'].save(1, 'x')",
+        "import torch\ntorch.serialization.add_safe_globals([])",
     ):
         assert not uses(source), source
 

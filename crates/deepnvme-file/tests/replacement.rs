@@ -12,6 +12,7 @@ use std::sync::{Arc, Barrier};
 use deepnvme_file::{FileReader, FileWriter, Replacement, StripeSet, Target};
 use deepnvme_io::mem::Region;
 use deepnvme_io::{Access, Config, DirectMode, Durability, Engine, ErrorKind, TensorFile, WriteOptions};
+use deepnvme_testkit::skips::{left_out, skipped};
 
 fn engine() -> Arc<Engine> {
     Arc::new(Engine::new(Config::default()).unwrap())
@@ -174,7 +175,7 @@ fn a_descriptor_that_appends_is_written_where_it_was_asked() {
     for flags in [libc::O_APPEND, libc::O_APPEND | libc::O_DIRECT] {
         fs::write(&path, vec![1; 16_384]).unwrap();
         let Ok(open) = fs::File::options().read(true).append(true).custom_flags(flags).open(&path) else {
-            println!("left out: the file system refuses O_DIRECT");
+            left_out("the file system refuses O_DIRECT");
             continue;
         };
         let file = TensorFile::from_fd(open.as_fd(), None, Access::ReadWrite, DirectMode::Preferred).unwrap();
@@ -199,7 +200,7 @@ fn only_regular_files_are_replaced() {
     if make("device", rustix::fs::FileType::CharacterDevice) {
         names.push("device");
     } else {
-        println!("left out: only the administrator makes devices");
+        left_out("only the administrator makes devices");
     }
     for name in names {
         let error = save(&engine, &Target::from(at(name)), b"new").unwrap_err();
@@ -233,8 +234,7 @@ fn the_kernel_decides_whose_links_are_followed() {
     let owned = |path: &Path| std::os::unix::fs::lchown(path, Some(65_534), None);
     // The link and its folder belong to two different other users.
     if !is_protected || owned(&link).is_err() {
-        println!("left out: needs the administrator, and fs.protected_symlinks");
-        return;
+        return skipped("needs the administrator, and fs.protected_symlinks");
     }
     std::os::unix::fs::chown(shared.path(), Some(65_533), None).unwrap();
     let error = save(&engine(), &Target::from(&link), b"new").unwrap_err();

@@ -10,6 +10,7 @@
 //! - [`scheduled_backend`]: a backend with a seeded schedule, over a disk whose power can be cut.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //! - [`share`]: fewer cases where each takes much longer.
+//! - [`skips`]: reports of tests that cannot run here.
 //!
 //! This crate is for tests and for the simulation: its functions assert, and a failed assertion names the seed.
 #![forbid(unsafe_code)]
@@ -25,5 +26,6 @@ pub mod model;
 pub mod rng;
 pub mod scheduled_backend;
 pub mod share;
+pub mod skips;
 pub mod text_mutations;
 pub mod watchdog;

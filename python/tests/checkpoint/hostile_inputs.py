@@ -15,11 +15,14 @@ import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._checkpoint.dcp.plans import NamingPlanner
+from deepnvme._checkpoint.distributed.sharded import _errors_with_path
 from deepnvme.integrations.dcp import DeepnvmeReader
 
 from .hostile_states import STATES
@@ -118,17 +121,22 @@ def safetensors(folder: Path) -> Target:
 
 
 def index(folder: Path) -> Target:
-    """Return the index of a sharded model."""
+    """Return the index of a sharded model, with and without its checksum."""
     state = {str(number): torch.randn(100) for number in range(3)}
     deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=500)
     path = folder / "model.safetensors.index.json"
-    document = json.loads(path.read_text())
+    sealed = json.loads(path.read_text())
+    plain = {**sealed, "metadata": {"total_size": sealed["metadata"]["total_size"]}}
+    turn = [0]
 
     def write(dice: random.Random) -> None:
-        path.write_bytes(as_text(mutate_json(document, dice), dice))
+        turn[0] += 1
+        path.write_bytes(as_text(mutate_json(plain if turn[0] % 2 else sealed, dice), dice))
 
     def fits(loaded: object) -> bool:
-        # Without a checksum, an index may omit tensors.
+        if turn[0] % 2 == 0:
+            return same(loaded, state)
+        # Nothing tells an index of another program, which may list some tensors of its files, from a shortened one.
         return isinstance(loaded, dict) and all(same(value, state[name]) for name, value in loaded.items())
 
     return folder, write, lambda: deepnvme.load(folder, verify="full"), fits
@@ -182,25 +190,82 @@ def stripes(folder: Path) -> Target:
     return folder, write, load, lambda loaded: same(loaded, state)
 
 
+def flip(data: bytearray, begin: int, end: int, dice: random.Random) -> None:
+    """Change some bytes between two places."""
+    for _ in range(dice.randrange(1, 4)):
+        at = dice.randrange(begin, end)
+        data[at] = dice.choice([0, 1, 127, 128, 255, data[at] ^ 1 << dice.randrange(8)])
+
+
+def load_distributed(folder: Path, reader: DeepnvmeReader, state: dict[str, Any]) -> object:
+    """Load as torch does, which would hide the errors in one of its own. None if the index lacks a tensor."""
+    metadata = reader.read_metadata()
+    reader.set_up_storage_reader(metadata, True)
+    planner = NamingPlanner(str(folder))
+    planner.set_up_planner(state, metadata, True)
+    try:
+        with _errors_with_path(folder):
+            plan = planner.create_local_plan()
+    except KeyError as error:
+        assert str(folder) in str(error)
+        return None
+    reader.read_data(planner.finish_plan(plan), planner)
+    return state
+
+
 def distributed(folder: Path) -> Target:
-    """Return the index of a distributed checkpoint."""
+    """Return a distributed checkpoint: its index with and without a checksum, a shard, and a value in a shard."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from deepnvme.integrations.dcp import DeepnvmeWriter
 
-    save(
-        {"a": torch.ones(3), "n": {"b": torch.ones(2, 2), "cfg": 5}},
-        storage_writer=DeepnvmeWriter(folder),
-        no_dist=True,
-    )
-    path = folder / "deepnvme.json"
-    document = json.loads(path.read_text())
-    document = {key: value for key, value in document.items() if not key.startswith("deepnvme.")}
+    def state_of(number: float) -> dict[str, Any]:
+        return {"a": torch.full((3,), number), "n": {"b": torch.full((2, 2), number), "cfg": f"value {number}"}}
+
+    wanted = state_of(1.0)
+    for checksums in (True, False):
+        save(wanted, storage_writer=DeepnvmeWriter(folder / str(checksums), checksums=checksums), no_dist=True)
+    index, plain_index = folder / "True/deepnvme.json", folder / "False/deepnvme.json"
+    (shard,), (plain_shard,) = (list((folder / name).glob("shard-*")) for name in ("True", "False"))
+    wholes = {path: path.read_bytes() for path in (index, plain_index, shard, plain_shard)}
+    sealed = json.loads(wholes[index])
+    unsealed = {key: value for key, value in json.loads(wholes[plain_index]).items() if not key.startswith("deepnvme.")}
+    wholes[plain_index] = json.dumps(unsealed).encode()
+    plain_index.write_bytes(wholes[plain_index])
+    header_bytes = 8 + int.from_bytes(wholes[plain_shard][:8], "little")
+    start, end = json.loads(wholes[plain_shard][8:header_bytes])["n.cfg"]["data_offsets"]
+    engine = deepnvme.Engine(workers=1)
+    changed = [index]
+    turn = iter(range(10**9))
 
     def write(dice: random.Random) -> None:
-        path.write_bytes(as_text(mutate_json(document, dice), dice))
+        changed[0].write_bytes(wholes[changed[0]])
+        changed[0] = [plain_index, index, plain_index, shard, plain_index, plain_shard][next(turn) % 6]
+        if changed[0] in (index, plain_index):
+            document = sealed if changed[0] == index else unsealed
+            changed[0].write_bytes(as_text(mutate_json(document, dice), dice))
+            return
+        data = bytearray(wholes[changed[0]])
+        if changed[0] == shard:
+            flip(data, 0, len(data), dice)
+        else:
+            flip(data, header_bytes + start, header_bytes + end, dice)
+        changed[0].write_bytes(data)
 
-    return folder, write, lambda: DeepnvmeReader(folder).read_metadata(), lambda _: True
+    def load() -> object:
+        reader = DeepnvmeReader(changed[0].parent, engine=engine, verify="full" if changed[0] == shard else "auto")
+        return load_distributed(folder, reader, state_of(0.0))
+
+    def fits(loaded: Any) -> bool:
+        if loaded is None:
+            # The error says which tensor the changed index lacks.
+            return changed[0] == plain_index
+        if changed[0] == plain_shard:
+            # Without a checksum, the pickle may contain anything.
+            loaded["n"]["cfg"] = wanted["n"]["cfg"]
+        return same(loaded, wanted)
+
+    return folder, write, load, fits
 
 
 def settings(folder: Path) -> Target:

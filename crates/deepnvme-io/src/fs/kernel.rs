@@ -150,7 +150,11 @@ pub fn remove_folder(path: &Path) -> Result<(), Errno> {
 /// # Errors
 /// The kernel's error, also of the close: the names may then be incomplete.
 pub fn entries(folder: &Path) -> Result<Vec<OsString>, Errno> {
-    let opened = open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?;
+    names_in(open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?)
+}
+
+/// Returns the names in an open folder, and closes it. An error while listing must not look like the end of the list.
+pub(super) fn names_in(opened: OwnedFd) -> Result<Vec<OsString>, Errno> {
     let mut buffer = vec![MaybeUninit::uninit(); ENTRIES_BYTES];
     let mut names = Vec::new();
     let mut listing = RawDir::new(opened.as_fd(), &mut buffer);

@@ -26,6 +26,18 @@ fn files_links_and_folders_are_told_apart() {
 }
 
 #[test]
+fn an_error_while_listing_is_not_the_end_of_the_list() {
+    let folder = tempfile::tempdir().unwrap();
+    let (removed, file) = (folder.path().join("removed"), folder.path().join("file"));
+    std::fs::create_dir(&removed).unwrap();
+    let opened = open_folder(&removed).unwrap();
+    std::fs::remove_dir(&removed).unwrap();
+    assert_eq!(kernel::names_in(opened), Err(Errno::NOENT), "the C library says that it is empty");
+    std::fs::write(&file, "").unwrap();
+    assert_eq!(kernel::names_in(open(&file, OFlags::RDONLY, 0).unwrap()), Err(Errno::NOTDIR));
+}
+
+#[test]
 fn the_two_ways_to_ask_agree() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("file");

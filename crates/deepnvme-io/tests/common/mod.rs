@@ -1,5 +1,5 @@
 //! Shared helpers of the engine's integration tests: backends by name, lanes of a program, and visible skips.
-#![allow(dead_code, reason = "every test binary uses its own part")]
+#![allow(dead_code, unused_imports, reason = "every test binary uses its own part")]
 #![allow(clippy::expect_used, clippy::panic, reason = "these are tests")]
 
 pub(crate) mod mounts;
@@ -7,7 +7,6 @@ pub(crate) mod place;
 pub(crate) mod program_run;
 pub(crate) mod storm;
 
-use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,17 +16,14 @@ use deepnvme_io::{
 };
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use deepnvme_testkit::scheduled_backend::SimDisk;
+use deepnvme_testkit::skips::left_out;
+pub(crate) use deepnvme_testkit::skips::skipped;
 
 /// The backends of production use.
 pub(crate) const REAL_BACKENDS: [BackendKind; 3] = [BackendKind::Uring, BackendKind::Aio, BackendKind::Threads];
 
 /// A constructor of backends.
 pub(crate) type MakeBackend = Box<dyn Fn(&BackendSetup) -> Box<dyn Backend> + Send + Sync>;
-
-/// Reports that the calling test is skipped, and why. Bypasses the test harness's capture, so that skips are counted.
-pub(crate) fn skipped(why: &str) {
-    say("skipped", why);
-}
 
 /// Returns the available items of a list and reports the missing ones. The test is skipped if all are missing.
 pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) -> Vec<T> {
@@ -41,16 +37,9 @@ pub(crate) fn available<T>(wanted: impl IntoIterator<Item = Result<T, String>>) 
     if found.is_empty() && !missing.is_empty() {
         skipped(&missing.join("; "));
     } else {
-        missing.iter().for_each(|why| say("left out", why));
+        missing.iter().for_each(|why| left_out(why));
     }
     found
-}
-
-fn say(what: &str, why: &str) {
-    // The harness captures the printing macros, but not the stream.
-    let thread = std::thread::current();
-    let test = thread.name().unwrap_or("a test");
-    let _ = writeln!(std::io::stderr(), "{what}: {test}: {}", why.replace('\n', " "));
 }
 
 /// Returns why a real backend does not work on this machine, if so.

@@ -16,7 +16,8 @@ class OwnKeys:
     def __init__(self, state: Mapping[Any, Any]) -> None:
         self._state = state
         # The keys of each dict that are not strings, by their strings: a search for each value would be quadratic.
-        self._keys: dict[int, dict[str, Any]] = {}
+        # The dict itself is held, since a later dict could get the id of one that is gone.
+        self._keys: dict[int, tuple[Mapping[Any, Any], dict[str, Any]]] = {}
 
     def path(self, path: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the path with the keys that the state has."""
@@ -39,8 +40,9 @@ class OwnKeys:
         if text in container:
             return text
         if (known := self._keys.get(id(container))) is None:
-            known = self._keys[id(container)] = {str(key): key for key in container if not isinstance(key, str)}
-        return known.get(text, text)
+            keys = {str(key): key for key in container if not isinstance(key, str)}
+            known = self._keys[id(container)] = container, keys
+        return known[1].get(text, text)
 
 
 def element(state: Any, path: tuple[Any, ...]) -> Any:
