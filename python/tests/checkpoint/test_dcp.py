@@ -9,7 +9,7 @@ import shutil
 import signal
 import warnings
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ import deepnvme
 from deepnvme import errors
 from deepnvme._checkpoint.dcp import index as _dcp_index
 from deepnvme._checkpoint.dcp import shard as _dcp_shard
-from deepnvme._checkpoint.dcp.keys import OwnKeys
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.dcp.writer import _free_name
 from deepnvme._deepnvme import _crc64
@@ -421,24 +420,6 @@ def test_values_return_under_the_keys_that_they_had(tmp_path: Path, pair: Any) -
     save(saved, storage_writer=DeepnvmeWriter(tmp_path / "c", durability="none"), no_dist=True)
     load(into, storage_reader=DeepnvmeReader(tmp_path / "c"), no_dist=True)
     assert_same(into, saved)
-
-
-def test_dicts_that_a_mapping_makes_anew_keep_their_own_keys() -> None:
-    class Fresh(Mapping[str, Any]):
-        """Makes a dict for every look, which is gone at the next one."""
-
-        def __getitem__(self, name: str) -> dict[int, str]:
-            return {int(name): "x", 100: "y"}
-
-        def __len__(self) -> int:
-            return 20
-
-        def __iter__(self) -> Iterator[str]:
-            return iter(map(str, range(20)))
-
-    keys = OwnKeys(Fresh())
-    for number in range(20):
-        assert keys.path((str(number), str(number))) == (str(number), number)
 
 
 def test_values_that_a_load_refuses_are_named_when_they_are_saved(tmp_path: Path) -> None:
