@@ -62,7 +62,7 @@ def random_bytes(nbytes: int) -> torch.Tensor:
 
 
 def random_model(nbytes: int) -> dict[str, torch.Tensor]:
-    """Return weights in bf16 of so many bytes in all: layers of seven matrices and two norms each."""
+    """Return bf16 weights of ``nbytes`` bytes: layers of seven matrices and two norms each."""
     data = random_bytes(nbytes // 2 * 2)
     width = max(8, int((nbytes / 2 / _LAYERS / 12) ** 0.5) // 8 * 8)
     shapes: dict[str, tuple[int, ...]] = {}

@@ -50,6 +50,15 @@ def test_a_url_names_no_local_folder(call: str, name: str, tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("disks", [[], ["s3://disk"]])
+def test_pack_makes_no_folder_of_a_url(disks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    deepnvme.save({"a": TENSOR}, "a.safetensors")
+    with pytest.raises(deepnvme.Error, match="it is a URL"):
+        deepnvme.pack("a.safetensors", "new" if disks else "s3://bucket/new", disks=disks)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.safetensors"]
+
+
 @pytest.mark.parametrize("name", ["a:b", "a:/b", "1://b", "c/s3://b", "./s3://b", "a_b://c"])
 def test_a_local_name_that_resembles_a_url(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

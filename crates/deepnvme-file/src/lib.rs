@@ -39,7 +39,7 @@ pub mod stripe_set;
 mod sync;
 mod writer;
 
-pub use open::{Target, from_descriptors, open};
+pub use open::{Target, from_descriptors, is_url, open};
 pub use reader::FileReader;
 pub use replace::{Replacement, Temporary};
 pub use stripe_set::StripeSet;

@@ -60,6 +60,15 @@ impl<P: Into<PathBuf>> From<P> for Target {
     }
 }
 
+/// Returns whether a path starts as a URL does. As a local path, `s3://bucket` would be a new folder here, and the
+/// bucket would stay empty.
+#[must_use]
+pub fn is_url(path: &Path) -> bool {
+    let name = path.as_os_str().as_encoded_bytes();
+    let letters = name.iter().take_while(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte)).count();
+    letters > 1 && name[0].is_ascii_alphabetic() && name[letters..].starts_with(b"://")
+}
+
 /// Opens a path or a stripe set. A path that ends in `.stripes.json` and refers to a file is a stripe set.
 ///
 /// # Errors

@@ -2,7 +2,7 @@
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use pyo3::exceptions::{PyTypeError, PyUnicodeEncodeError};
 use pyo3::prelude::*;
@@ -46,16 +46,9 @@ pub(super) fn file_name_or(argument: &Bound<'_, PyAny>, kinds: &str) -> PyResult
             "the path {name:?} has a null byte in it; no file has such a name"
         )));
     }
-    if is_url(name.as_bytes()) {
+    if deepnvme_file::is_url(Path::new(&name)) {
         let text = "deepnvme reads and writes local files: pass the path of a local or mounted folder";
         return Err(InvalidArgumentError::new_err(format!("the path {name:?} is a URL; {text}")));
     }
     Ok(PathBuf::from(name))
-}
-
-/// Returns whether a name starts as a URL does. As a local path, `s3://bucket` would be a new folder here, and the
-/// bucket would stay empty.
-fn is_url(name: &[u8]) -> bool {
-    let letters = name.iter().take_while(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(byte)).count();
-    letters > 1 && name[0].is_ascii_alphabetic() && name[letters..].starts_with(b"://")
 }

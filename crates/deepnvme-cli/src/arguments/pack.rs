@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PathBufValueParser, TypedValueParser as _};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
@@ -44,6 +45,7 @@ pub(crate) struct PackArguments {
     /// Model folder, index, or safetensors file
     pub(crate) source: PathBuf,
     /// New folder
+    #[arg(value_parser = PathBufValueParser::new().try_map(local))]
     pub(crate) target: PathBuf,
     /// Form of the weights
     #[arg(long, value_enum, default_value = "auto")]
@@ -52,7 +54,7 @@ pub(crate) struct PackArguments {
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..), value_name = "WEIGHTS")]
     pub(crate) group: u32,
     /// Stripe the weights over these folders, one on each disk
-    #[arg(long, num_args = 1.., value_name = "FOLDER")]
+    #[arg(long, num_args = 1.., value_name = "FOLDER", value_parser = PathBufValueParser::new().try_map(local))]
     pub(crate) disks: Vec<PathBuf>,
     /// Only estimate the gain
     #[arg(long)]
@@ -60,4 +62,12 @@ pub(crate) struct PackArguments {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Refuses a URL, of which a local folder would be made.
+fn local(path: PathBuf) -> Result<PathBuf, String> {
+    if deepnvme_file::is_url(&path) {
+        return Err("it is a URL, and deepnvme writes local files: pass the path of a local or mounted folder".into());
+    }
+    Ok(path)
 }

@@ -23,7 +23,7 @@ pub fn check(path: &Path) -> Result<()> {
 /// # Errors
 /// The error of the file's folder.
 pub fn check_writable(path: &Path) -> Result<()> {
-    // The file itself stays as it is: a private one beside it is made and removed.
+    // This makes and removes a private file in the same folder. The file itself stays as it is.
     let made = deepnvme_file::Temporary::new(path);
     Ok(made.map(drop).map_err(|error| error.at_path(path))?)
 }
