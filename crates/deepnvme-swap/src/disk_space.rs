@@ -9,6 +9,7 @@ use std::sync::Arc;
 use deepnvme_file::Target;
 use deepnvme_io::{Access, DirectMode, Error as IoError, ErrorKind, OpenOptions, TensorFile, fs};
 
+use crate::error::Result;
 use crate::extent_allocator::Extent;
 use crate::slot_allocator::ItemId;
 use crate::store::{DiskLocation, Store};
@@ -35,7 +36,7 @@ impl DiskSpace {
 
     /// Allocates extents, and preallocates them in the file. A full disk is an error here, so write-back cannot fail
     /// for lack of space, unless the file system cannot preallocate.
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<Vec<Extent>, IoError> {
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<Vec<Extent>> {
         let too_large = || IoError::new(ErrorKind::InvalidInput, "grow a swap file", "more bytes than a file can have");
         let extents = self.lock().extents.allocate(bytes as u64, i64::MAX as u64).ok_or_else(too_large)?;
         let Err(error) = self.grow_to(end_of(&extents)) else { return Ok(extents) };
@@ -92,18 +93,17 @@ impl DiskSpace {
         Ok(file)
     }
 
-    /// Deletes the swap files.
+    /// Deletes the swap files, and closes them and the attached files. A transfer that others still wait for keeps its
+    /// file open until it ends.
     pub(crate) fn delete_files(&self) {
         let _growth = recover(self.resizing.lock());
-        let files = {
-            let mut store = self.lock();
-            store.allocated = 0;
-            Arc::clone(&store.files)
-        };
-        files.remove();
+        let (files, _attached) = self.lock().close();
+        if let Some(files) = files {
+            files.remove();
+        }
     }
 
-    fn grow_to(&self, end: u64) -> Result<(), IoError> {
+    fn grow_to(&self, end: u64) -> Result<()> {
         if end <= self.lock().allocated {
             return Ok(());
         }
@@ -113,7 +113,7 @@ impl DiskSpace {
             if end <= store.allocated {
                 return Ok(());
             }
-            Arc::clone(&store.files)
+            Arc::clone(store.files()?)
         };
         let reached = files.preallocate(end)?;
         self.lock().allocated = reached;
@@ -124,12 +124,13 @@ impl DiskSpace {
         let _growth = recover(self.resizing.lock());
         let (files, end) = {
             let mut store = self.lock();
+            let Ok(files) = store.files().cloned() else { return };
             if !store.has_much_unused() {
                 return;
             }
             // Set before the file shrinks: allocations behind the end have to preallocate again.
             store.allocated = store.extents.end();
-            (Arc::clone(&store.files), store.allocated)
+            (files, store.allocated)
         };
         files.truncate(end);
     }
@@ -173,7 +174,7 @@ mod tests {
                             held.push(disk.allocate(rng.within(1..24 << 20) as usize).unwrap());
                         }
                         // The extents of this thread stay preallocated, whatever the other threads do.
-                        let file = Arc::clone(disk.lock().files.file());
+                        let file = Arc::clone(disk.lock().files().unwrap().file());
                         let end = held.iter().map(|extents| end_of(extents)).max().unwrap_or(0);
                         let bytes = fs::stat_of(file.descriptor()).unwrap().bytes;
                         assert!(end <= bytes, "{end} of {bytes}");

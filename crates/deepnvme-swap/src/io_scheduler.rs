@@ -180,33 +180,44 @@ impl IoScheduler {
             (stored, ranges)
         };
         let start = slot + stored.padding;
-        let result = if is_read {
-            let item = |DiskRange { file, offset, start: from, bytes }: DiskRange| {
-                let target = self.arena.region_mut(start + from..start + from + bytes);
-                ReadItem { file, offset, target }
-            };
-            self.engine.read_batch(ranges.into_iter().map(item).collect()).map(PendingIo::Read)
-        } else {
+        let pending = ranges.and_then(|ranges| {
+            if is_read {
+                return self.submit_read(start, ranges);
+            }
             if self.has_checksums {
                 let checksums = checksums::checksums_of(&self.arena.region(start..start + stored.bytes));
                 self.store().set_checksums(id, checksums);
             }
-            let item = |DiskRange { file, offset, start: from, bytes }: DiskRange| {
-                let source = self.arena.region(start + from..start + from + bytes);
-                WriteItem { file, offset, source }
-            };
-            let items = ranges.into_iter().map(item).collect();
-            self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)
-        };
-        match result {
+            self.submit_write(start, ranges)
+        });
+        match pending {
             Ok(pending) => {
                 self.track(SlotTransfer { id, slot, stored, pending });
                 return true;
             }
-            Err(error) if is_read => self.items.lock().read_completed(id, Err(error.into()), true),
-            Err(error) => self.items.lock().write_completed(id, Err(error.into())),
+            Err(error) if is_read => self.items.lock().read_completed(id, Err(error), true),
+            Err(error) => self.items.lock().write_completed(id, Err(error)),
         }
         false
+    }
+
+    /// Starts to read ranges into the memory from `start` on.
+    fn submit_read(&self, start: usize, ranges: Vec<DiskRange>) -> Result<PendingIo> {
+        let item = |DiskRange { file, offset, start: from, bytes }: DiskRange| {
+            let target = self.arena.region_mut(start + from..start + from + bytes);
+            ReadItem { file, offset, target }
+        };
+        Ok(self.engine.read_batch(ranges.into_iter().map(item).collect()).map(PendingIo::Read)?)
+    }
+
+    /// Starts to write the memory from `start` on to ranges.
+    fn submit_write(&self, start: usize, ranges: Vec<DiskRange>) -> Result<PendingIo> {
+        let item = |DiskRange { file, offset, start: from, bytes }: DiskRange| {
+            let source = self.arena.region(start + from..start + from + bytes);
+            WriteItem { file, offset, source }
+        };
+        let items = ranges.into_iter().map(item).collect();
+        Ok(self.engine.write_batch(items, WriteOptions::default()).map(PendingIo::Write)?)
     }
 
     fn track(&self, transfer: SlotTransfer) {
@@ -219,6 +230,11 @@ impl IoScheduler {
             PendingIo::Write(pending) => pending.on_done(watcher),
         }
         in_flight.insert(id, transfer);
+        drop(in_flight);
+        // Closing may have waited for all transfers before this one was in the map. It would keep its file open.
+        if self.is_shut_down.load(Ordering::Acquire) {
+            self.drain();
+        }
     }
 
     /// Records a transfer that has completed.
@@ -248,7 +264,8 @@ impl IoScheduler {
     /// Compares a region with its checksums.
     fn find_damage(&self, stored: &StoredItem, region: &Region) -> Option<Error> {
         let (slot, expected, found) = checksums::first_mismatch(region, stored.checksums.as_ref()?)?;
-        let place = self.store().disk_ranges(stored, slot..slot + 1, false).into_iter().next();
+        let place =
+            self.store().disk_ranges(stored, slot..slot + 1, false).ok().and_then(|ranges| ranges.into_iter().next());
         let (path, offset) = place.map_or((PathBuf::new(), 0), |range| (range.file.path().to_path_buf(), range.offset));
         Some(Error::Corrupt { path, offset, key: stored.key.to_string(), expected, found })
     }

@@ -155,12 +155,12 @@ impl Swapper {
             table.is_freeing_space().then_some(WaitingFor::DiskSpace)
         });
         freed.map_err(|error| explain(key, error, "put"))?;
-        Ok(self.scheduler.disk().allocate(bytes)?)
+        self.scheduler.disk().allocate(bytes)
     }
 
     /// Bytes of an item's slot in memory.
     pub(crate) fn slot_bytes(&self, key: &str, padding: usize, bytes: usize) -> Result<usize> {
-        let (alignment, bound) = (self.scheduler.store().files.alignment() as usize, self.scheduler.arena.len());
+        let (alignment, bound) = (self.scheduler.store().alignment as usize, self.scheduler.arena.len());
         let place = bytes.checked_add(padding).and_then(|bytes| bytes.max(1).checked_next_multiple_of(alignment));
         place.filter(|place| *place <= bound).ok_or_else(|| Error::TooLarge {
             key: key.into(),

@@ -120,7 +120,7 @@ impl Borrowed {
     fn disk_ranges(&self, range: Range<usize>) -> Result<Vec<DiskRange>> {
         let store = self.scheduler().store();
         let stored = store.get(self.id()).ok_or(Error::CLOSED)?;
-        Ok(store.disk_ranges(stored, range, false))
+        store.disk_ranges(stored, range, false)
     }
 }
 

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_io::{Error as IoError, TensorFile};
+use deepnvme_io::TensorFile;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::extent_allocator::{Extent, ExtentAllocator};
 use crate::slot_allocator::ItemId;
 use crate::swap_files::{FileExtent, SwapFiles};
@@ -21,6 +21,8 @@ pub(crate) enum DiskLocation {
     Swap(Vec<Extent>),
     /// Part of an attached file, which is only read.
     Attached { file: Arc<TensorFile>, offset: u64 },
+    /// Part of an attached file that was given up, since the swapper is closed.
+    Detached,
 }
 
 /// An item on disk.
@@ -58,7 +60,10 @@ pub(crate) struct DiskRange {
 /// All items on disk.
 #[derive(Debug)]
 pub(crate) struct Store {
-    pub(crate) files: Arc<SwapFiles>,
+    /// None once the swapper is closed.
+    files: Option<Arc<SwapFiles>>,
+    /// The alignment of extents and slots.
+    pub(crate) alignment: u64,
     pub(crate) extents: ExtentAllocator,
     /// Bytes that the file system has preallocated.
     pub(crate) allocated: u64,
@@ -68,8 +73,26 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(files: SwapFiles) -> Self {
-        let extents = ExtentAllocator::new(files.alignment());
-        Self { files: Arc::new(files), extents, allocated: 0, items: HashMap::new(), attached: Vec::new() }
+        let alignment = files.alignment();
+        let (files, extents) = (Some(Arc::new(files)), ExtentAllocator::new(alignment));
+        Self { files, alignment, extents, allocated: 0, items: HashMap::new(), attached: Vec::new() }
+    }
+
+    /// The swap files.
+    ///
+    /// # Errors
+    /// `Closed`.
+    pub(crate) fn files(&self) -> Result<&Arc<SwapFiles>> {
+        self.files.as_ref().ok_or(Error::CLOSED)
+    }
+
+    /// Gives up all files, for the caller to close them without the lock. The items keep their labels.
+    pub(crate) fn close(&mut self) -> (Option<Arc<SwapFiles>>, Vec<DiskLocation>) {
+        self.allocated = 0;
+        let is_attached = |stored: &&mut StoredItem| matches!(stored.location, DiskLocation::Attached { .. });
+        let attached = self.items.values_mut().filter(is_attached);
+        let attached = attached.map(|stored| std::mem::replace(&mut stored.location, DiskLocation::Detached)).collect();
+        (self.files.take(), attached)
     }
 
     /// Bytes of the swap file in use.
@@ -109,18 +132,23 @@ impl Store {
 
     /// Returns the places on disk of a range of an item. With `is_whole`, the last one of a swapped item extends to the
     /// alignment, so direct I/O needs no partial block.
+    ///
+    /// # Errors
+    /// `Closed`.
     pub(crate) fn disk_ranges(
         &self,
         stored: &StoredItem,
         range: std::ops::Range<usize>,
         is_whole: bool,
-    ) -> Vec<DiskRange> {
+    ) -> Result<Vec<DiskRange>> {
+        let files = self.files()?;
         let extents = match &stored.location {
             DiskLocation::Attached { file, offset } => {
                 let (file, offset) = (Arc::clone(file), offset + range.start as u64);
-                return vec![DiskRange { file, offset, start: 0, bytes: range.len() }];
+                return Ok(vec![DiskRange { file, offset, start: 0, bytes: range.len() }]);
             }
             DiskLocation::Swap(extents) => extents,
+            DiskLocation::Detached => return Err(Error::CLOSED),
         };
         let (mut ranges, mut at) = (Vec::new(), 0_usize);
         for extent in extents {
@@ -128,22 +156,25 @@ impl Store {
             let (from, to) = (range.start.max(at), if is_whole { at + len } else { range.end.min(at + len) });
             if from < to {
                 let offset = extent.start + (from - at) as u64;
-                let file = Arc::clone(self.files.file());
+                let file = Arc::clone(files.file());
                 ranges.push(DiskRange { file, offset, start: from - range.start, bytes: to - from });
             }
             at += len;
         }
-        ranges
+        Ok(ranges)
     }
 
     /// The place of an item, with descriptors for others to use.
-    pub(crate) fn file_extents(&self, stored: &StoredItem) -> Result<Vec<FileExtent>, IoError> {
-        let mut found = Vec::new();
-        for DiskRange { file, offset, bytes, .. } in self.disk_ranges(stored, 0..stored.bytes, false) {
+    ///
+    /// # Errors
+    /// `Closed`; `Io`.
+    pub(crate) fn file_extents(&self, stored: &StoredItem) -> Result<Vec<FileExtent>> {
+        let (files, mut found) = (self.files()?, Vec::new());
+        for DiskRange { file, offset, bytes, .. } in self.disk_ranges(stored, 0..stored.bytes, false)? {
             let end = offset + bytes as u64;
             match &stored.location {
-                DiskLocation::Swap(_) => found.extend(self.files.file_extents(&(offset..end))?),
-                DiskLocation::Attached { .. } => {
+                DiskLocation::Swap(_) => found.extend(files.file_extents(&(offset..end))?),
+                DiskLocation::Attached { .. } | DiskLocation::Detached => {
                     let mut at = offset;
                     while at < end {
                         let (fd, path, offset, together) = file.locate(at)?;

@@ -110,3 +110,42 @@ fn created_items_exist_only_after_their_commit() {
     swapper.flush(None, &mut never()).unwrap();
     assert_eq!((swapper.stats().items, swapper.stats().stored_bytes), (1, 20_480), "all other space was freed");
 }
+
+/// The descriptors of this process whose files lie, or lay, in a folder.
+fn descriptors_in(folder: &std::path::Path) -> usize {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap();
+    open.filter_map(|entry| std::fs::read_link(entry.unwrap().path()).ok())
+        .filter(|path| path.starts_with(folder))
+        .count()
+}
+
+#[test]
+fn a_closed_swapper_has_no_file_open() {
+    for is_named in [false, true] {
+        let world = world(engine(), 4 * 4096, |options| options.is_named = is_named);
+        let (swapper, folder) = (&world.swapper, world.folder.path());
+        std::fs::write(folder.join("weights"), random(1, 4096)).unwrap();
+        let target = folder.join("weights").into();
+        let range = AttachedRange { target: &target, offset: 0, bytes: 4096, element_bytes: 1 };
+        swapper.attach("attached", "", &range).unwrap();
+        for key in ["memory", "disk"] {
+            swapper.put(key, &Region::from_vec(random(2, 4096))).unwrap();
+        }
+        swapper.flush(None, &mut never()).unwrap();
+        assert!(descriptors_in(folder) >= 2);
+        let in_memory = swapper.borrow("memory", false, &mut never()).unwrap();
+        let attached = swapper.borrow("attached", false, &mut never()).unwrap();
+        swapper.close();
+        assert_eq!(descriptors_in(folder), 0);
+        assert!(bytes_of(&in_memory) == random(2, 4096) && bytes_of(&attached) == random(1, 4096));
+        let closed = [
+            swapper.put("new", &Region::from_vec(vec![1; 4096])),
+            swapper.attach("again", "", &range).map(|_| ()),
+            swapper.extents("disk", &mut never()).map(|_| ()),
+        ];
+        assert!(closed.iter().all(|result| matches!(result, Err(Error::Closed(_)))), "{closed:?}");
+        drop((in_memory, attached));
+        swapper.close();
+        assert_eq!(descriptors_in(folder), 0);
+    }
+}
