@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +25,7 @@ from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_schedule import SaveSchedule
 from deepnvme._checkpoint.save_start import SaveStarter
 from deepnvme._utils.arguments import absolute_path_of, parse_bytes, whole
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
@@ -149,7 +149,7 @@ class Checkpointer:
 
         require_torch("Checkpointer")
         self._process = os.getpid()
-        self._save_lock = threading.RLock()
+        self._save_lock = make_lock()
         self._nested_saves = 0
         self._has_saved = False
         # First of all: an argument that one rank refuses is an error of all.

@@ -13,6 +13,7 @@ from deepnvme._checkpoint.file_entries import tensor_entries
 from deepnvme._checkpoint.read_ahead import ReadAhead
 from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import without_memory
 
@@ -33,7 +34,7 @@ class LazyTensor(torch.Tensor):
 
     _read: Callable[[], torch.Tensor]
     _device: torch.device
-    _lock: threading.Lock
+    _lock: threading.RLock
     _real: torch.Tensor | None
 
     @staticmethod
@@ -59,7 +60,7 @@ class LazyTensor(torch.Tensor):
         if described is None:
             described = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
         lazy: LazyTensor = torch.Tensor._make_subclass(LazyTensor, described)  # noqa: SLF001
-        vars(lazy).update(_read=read, _device=device, _lock=threading.Lock(), _real=None)
+        vars(lazy).update(_read=read, _device=device, _lock=make_lock(), _real=None)
         if is_parameter:
             vars(lazy)[_IS_PARAMETER] = True
         return lazy
@@ -150,7 +151,7 @@ class _LazyStorage:
 
     def __init__(self, source: ReadAhead, index: int) -> None:
         self._source, self._index = source, index
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._storage: torch.UntypedStorage | None = None
 
     def read(self) -> torch.UntypedStorage:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.file_entries import storage_entries
 from deepnvme._checkpoint.load_buffer import LoadBuffers
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import Error
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class ReadAhead:
         self._request, self._reader = request, reader
         self._wanted = [*wanted]
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         # Made at the first read: most lazy states are read in part, and many never.
         self._order: list[int] = []
         self._positions: dict[int, int] = {}
@@ -150,7 +150,7 @@ class _Window:
         self.indices, self.nbytes = indices, nbytes
         self.is_used = False
         self._buffers, self._request = buffers, request
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._is_finished = self._is_whole = False
 
     def storage(self, index: int) -> torch.UntypedStorage | None:

@@ -25,6 +25,7 @@ from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import address_of, cast_refusal
 from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
@@ -68,7 +69,7 @@ class ParameterOffload:
         self._undo: list[Callable[[], object]] = []
         self.is_closed = False
         # Reentrant, because a signal handler may also close it.
-        self._closing = threading.RLock()
+        self._closing = make_lock()
         # Whether state dicts include the parameters on disk.
         self._is_filling = True
 

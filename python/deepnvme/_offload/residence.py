@@ -12,6 +12,7 @@ import torch
 
 from deepnvme._modules.placeholder import ON_DISK_NAME, ON_DISK_STRIDE
 from deepnvme._offload.placeholders import ParameterPlaceholder
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Residence:
 
     def __init__(self, swapper: Swapper, groups: Iterable[ParameterGroup]) -> None:
         self.swapper = swapper
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._held: dict[ParameterGroup, _Held] = {}
         # How often each group was held for writing.
         self._versions: dict[ParameterGroup, int] = {}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._modules.forward_wrapper import wrap_forward
 from deepnvme._modules.recording import refuse_recording
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class CallGate:
         # the lock, so that Ctrl-C cannot come in between.
         self._running: dict[object, int] = {}
         # Reentrant, because a signal handler may close the model.
-        self._changed = threading.Condition(threading.RLock())
+        self._changed = threading.Condition(make_lock())
         self._unwraps: list[tuple[nn.Module, list[Callable[[], object]]]] = []
         self._restore: Callable[[], None] | None = None
         self.is_closed = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from deepnvme._modules.bound_parameter import BoundParameter, FixedParameter
 from deepnvme._modules.placeholder import Placeholder
 from deepnvme._modules.results import with_copies
 from deepnvme._stream.changed_buffers import have_same_bytes
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class ParameterBinding:
             (weight.module._buffers if _is_buffer(weight) else weight.module._parameters, weight.attribute)  # noqa: SLF001
             for weight in self._weights
         ]
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._users = 0
         # The tensors of the current calls, as they were before. `None` also after an interrupt.
         self._bound: _Bound | None = None

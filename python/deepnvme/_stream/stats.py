@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.public import public
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class StepRecorder:
     def __init__(self, counters: Callable[[], dict[str, float]]) -> None:
         self._counters = counters
         self._before = counters()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._steps, self._tokens, self._seconds = 0, 0, 0.0
         self.last: deque[Step] = deque(maxlen=_STEPS_MAX)
 

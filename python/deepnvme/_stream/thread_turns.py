@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ class ThreadTurns:
 
     def __init__(self, check: Callable[[], None] = lambda: None) -> None:
         self._check = check
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(make_lock())
         # Threads that hold weights or are about to, and the depth of their nested calls.
         self._call_depth: dict[int, int] = {}
         self._next: int | None = None

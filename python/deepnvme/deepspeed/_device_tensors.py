@@ -7,13 +7,14 @@ the entry.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
+
+from deepnvme._utils.fork_locks import make_lock
 
 from . import _arguments
 
@@ -37,7 +38,7 @@ class PinnedDeviceTensors:
 
     def __init__(self) -> None:
         # Re-entrant: a garbage collection inside a method may free a storage.
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._pinned: dict[int, _Pinned] = {}
 
     def add(self, tensor: torch.Tensor, register: Register, *, is_made_here: bool) -> None:

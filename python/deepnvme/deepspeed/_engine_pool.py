@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from typing import Literal, NamedTuple
 
 from deepnvme._deepnvme import Engine
+from deepnvme._utils.fork_locks import make_lock
 
 BLOCK_BYTES_MIN = 4 << 10
 BLOCK_BYTES_MAX = 64 << 20
@@ -56,7 +56,7 @@ class EnginePool:
 
     def __init__(self) -> None:
         # Re-entrant: a finaliser may release an engine while this thread is inside `acquire`.
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._idle: dict[EngineSettings, Engine] = {}
 
     def acquire(self, settings: EngineSettings) -> Engine:
@@ -100,7 +100,6 @@ class EnginePool:
     def reset_after_fork(self) -> None:
         """Forget the parent's engines in a child process."""
         leak_inherited(self._idle)
-        self._lock = threading.RLock()
         self._idle = {}
 
 

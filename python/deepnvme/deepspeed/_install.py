@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import multiprocessing.spawn
 import sys
-import threading
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.import_hooks import ImportHook
 from deepnvme._utils.patches import Patches
 from deepnvme._utils.public import public_in
@@ -57,7 +57,7 @@ class _Switch:
     """Whether it is installed."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._installation: _Installation | None = None
 
     def on(self) -> None:

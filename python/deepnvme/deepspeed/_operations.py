@@ -8,7 +8,6 @@ thread is waiting for, since they may include the caller's.
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from typing import Literal, NamedTuple
@@ -16,6 +15,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from deepnvme._deepnvme import Engine, Transfer, _pin_device
+from deepnvme._utils.fork_locks import make_lock
 
 from . import _engine_pool
 from ._arguments import Name
@@ -47,7 +47,7 @@ class Operation:
         self._check = check
         self._failure: Exception | None = None
         # Held during the check, so that nobody changes the bytes meanwhile.
-        self._lock = None if check is None else threading.Lock()
+        self._lock = None if check is None else make_lock()
         self.file = file
 
     def settle(self) -> None:
@@ -96,7 +96,7 @@ class Operations:
     def __init__(self, settings: _engine_pool.EngineSettings) -> None:
         self._settings = settings
         self._process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._engine: Engine | None = None
         # Batches that no `wait` has taken yet (new operations join the last), and those being waited for.
         self._unclaimed = [Batch()]

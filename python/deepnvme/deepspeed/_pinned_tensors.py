@@ -6,13 +6,13 @@ a process share one record, since each may free or recognise the tensors of othe
 
 from __future__ import annotations
 
-import threading
 import weakref
 from bisect import bisect_right, insort
 from functools import partial
 
 import torch
 
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.tensors import pinned_empty
 
 from . import _arguments
@@ -23,7 +23,7 @@ class PinnedRegions:
 
     def __init__(self) -> None:
         # Re-entrant: a garbage collection inside a method may free a storage.
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self._starts: list[int] = []
         self._regions: dict[int, tuple[int, weakref.ref[torch.UntypedStorage]]] = {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._checkpoint.save_start import staging_for_state
 from deepnvme._checkpoint.tensor_names import local_nbytes
+from deepnvme._utils.fork_locks import make_lock
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,7 @@ class BackgroundFileSaver:
         self._memory = memory
         self._background = BackgroundSaves()
         self._largest_bytes = -1
-        self._lock = threading.Lock()
+        self._lock = make_lock()
         self._is_busy = False
         self._actions: list[Callable[[], None]] = []
 

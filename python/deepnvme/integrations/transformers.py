@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.import_hooks import ImportHook
 from deepnvme._utils.patches import Patches
 
@@ -80,7 +80,7 @@ def enabled() -> Iterator[None]:
             disable()
 
 
-_lock = threading.Lock()
+_lock = make_lock()
 _installed: list[Patches] = []
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import threading
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._utils.arguments import whole
+from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import ClosedError
 from deepnvme.integrations._sglang.layer import OffloadedLayer
 from deepnvme.integrations._sglang.layer_stream import LayerStreamer
@@ -65,7 +65,7 @@ class Offloader:
         self._streamer: LayerStreamer | None = None
         self._moved: set[int] = set()
         # Held while a layer runs. Reentrant, because layers may contain each other.
-        self._lock = threading.RLock()
+        self._lock = make_lock()
         self.is_closed = False
         """Whether :meth:`close` was called."""
 
