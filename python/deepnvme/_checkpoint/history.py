@@ -18,7 +18,7 @@ from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_
 from deepnvme._checkpoint.distributed.place import Place, place_of
 from deepnvme._deepnvme import _History
 from deepnvme._utils.arguments import whole
-from deepnvme._utils.public import warn_caller
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import (
     NotFoundError,
 )
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
     # Foreign files by name, failures, checkpoints that got their names, retired checkpoints that were removed.
     _Settled = tuple[list[str], list[str], list[str], list[str]]
-
-# Names of unlisted checkpoints that an error shows.
-_UNLISTED_SHOWN = 3
 
 
 class UncommittedFiles(Protocol):
@@ -107,10 +104,11 @@ class History:
 
     def _read_manifest(self) -> str:
         text = self._native.read()
-        names = ", ".join(name for _, name in self._native.missing)
-        if names:
-            warning = f"{self.folder}: the manifest lists {names}, which is missing; put it back before the next save"
-            self._warn_once(names, f"{warning}, which removes it from the manifest")
+        missing = [name for _, name in self._native.missing]
+        if missing:
+            warning = f"{self.folder}: the manifest lists files that are missing: {first_of(missing)}"
+            remedy = "put them back before the next save, which removes them from the manifest"
+            self._warn_once(",".join(missing), f"{warning}; {remedy}")
         return text
 
     def _adopt_manifest(self, text: str) -> None:
@@ -143,14 +141,14 @@ class History:
                 raise NotFoundError(errno.ENOENT, f"{text}; put it back, or restore another step", str(path))
         if not found:
             what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-            steps = ", ".join(str(entry.step) for entry in self.entries) or "none"
+            # The newest are the likeliest to be meant.
+            steps = first_of([str(entry.step) for entry in reversed(self.entries)]) or "none"
             if not os.path.lexists(self.folder):
                 text = "there is no such folder, and no checkpoint; check the path"
                 raise NotFoundError(errno.ENOENT, text, str(self.folder))
             msg = f"{self.folder}: there is {what}; available steps: {steps}"
             if unlisted := self._native.unlisted():
-                shown = ", ".join(unlisted[:_UNLISTED_SHOWN]) + (", ..." if len(unlisted) > _UNLISTED_SHOWN else "")
-                msg += f"; not in the manifest: {shown}; give deepnvme.load the path of one"
+                msg += f"; not in the manifest: {first_of(unlisted)}; give deepnvme.load the path of one"
             raise NotFoundError(msg)
         return found[-1]
 
@@ -176,8 +174,8 @@ class History:
                 "", f"{self.folder}: this file system has no locks; make sure that nothing else saves there"
             )
         if unlisted:
-            text = f"{self.folder}: {', '.join(unlisted)}: not in the manifest"
-            self._warn_once(text, f"{text}; these files are kept, and are neither restored nor counted")
+            text = f"{self.folder}: not in the manifest: {first_of(unlisted)}"
+            self._warn_once(",".join(unlisted), f"{text}; these files are kept, and are neither restored nor counted")
         if had and not unlisted:
             return ""
         if self._group.is_single:

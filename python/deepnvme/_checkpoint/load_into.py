@@ -22,7 +22,7 @@ from deepnvme._checkpoint.tensor_names import (
 )
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
-from deepnvme._utils.public import warn_caller
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme._utils.state_copies import find_copy
 from deepnvme._utils.tensors import cast_refusal, copy_exactly, engine_reaches, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 # Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group
 # has at most this size, or is a single larger storage.
 _GROUP_BYTES = 64 << 20
-# Names that a message shows.
-_NAMED_MAX = 5
 
 
 def fill(request: LoadRequest, into: Any, cast: bool) -> Any:
@@ -57,8 +55,7 @@ def fill(request: LoadRequest, into: Any, cast: bool) -> Any:
     new.apply()
     for kept, why in ((new.lacking, "the file has no value for"), (new.fixed, "a tuple cannot be changed:")):
         if kept:
-            shown = ", ".join(name_of(keys) for keys in kept[:_NAMED_MAX]) + (", ..." if len(kept) > _NAMED_MAX else "")
-            warn_caller(f"{request.name}: {why} {shown}; into keeps its own")
+            warn_caller(f"{request.name}: {why} {first_of([*map(name_of, kept)])}; into keeps its own")
     return into
 
 
@@ -188,13 +185,12 @@ def _plan(
                 _check_writable(f"{request.name}: {name}", target)
                 plan.copied.append((name, target, stored))
     if missing:
-        shown = ", ".join(sorted(missing)[:_NAMED_MAX])
         there = [entry.name for plan in plans for entry in tensor_entries(plan.reader) if entry.name not in targets]
-        others = ", ".join(there[:_NAMED_MAX]) + (", ..." if len(there) > _NAMED_MAX else "")
+        shown = first_of(sorted(missing))
         msg = (
             f"{request.name}: the file contains no dense tensor called {shown}; leave it out of into, or check the name"
         )
-        raise KeyError(f"{msg} (the file also contains {others})" if there else msg)
+        raise KeyError(f"{msg} (the file also contains {first_of(there)})" if there else msg)
     overlaps.check(request.name)
     return plans
 

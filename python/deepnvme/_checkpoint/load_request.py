@@ -10,7 +10,7 @@ from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tens
 from deepnvme._checkpoint.source_files import SourceFile, retry_if_replaced, stored_set
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.memory import memory_errors_with_path
-from deepnvme._utils.public import warn_caller
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import MovedError
 
 if TYPE_CHECKING:
@@ -149,8 +149,9 @@ class LoadRequest:
         patterns = NamePatterns(self.only)
         chosen = [*filter(patterns.matches, listed)]
         if names is None and (patterns.unmatched or not chosen):
-            shown = ", ".join(available[:5]) + (", ..." if len(available) > 5 else "")  # noqa: PLR2004
-            msg = f"{self.name}: no tensor matches {patterns.unmatched}; there are {shown or 'no tensors'}"
+            msg = (
+                f"{self.name}: no tensor matches {patterns.unmatched}; there are {first_of(available) or 'no tensors'}"
+            )
             raise KeyError(msg)
         return chosen
 

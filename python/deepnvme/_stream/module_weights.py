@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from deepnvme._modules.placeholder import has_no_values, is_on_disk
 from deepnvme._stream.model_files import ModelFiles
 from deepnvme._stream.weight_provenance import named_tensors
-from deepnvme._utils.public import warn_caller
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._deepnvme import Engine, StripeSet
-
-# Names in a warning.
-_NAMED_MAX = 3
 
 
 def open_for_module(
@@ -65,6 +62,4 @@ def _warn_of_own_values(model: nn.Module, weights: object, files: ModelFiles, st
         if id(parameter) not in loaded and not has_no_values(parameter)
     ]
     if kept:
-        more = f" and {len(kept) - _NAMED_MAX} others" if len(kept) > _NAMED_MAX else ""
-        names = ", ".join(kept[:_NAMED_MAX]) + more
-        warn_caller(f"{weights} lacks {names}; the model keeps the module's own values for them")
+        warn_caller(f"{weights} lacks {first_of(kept)}; the model keeps the module's own values for them")

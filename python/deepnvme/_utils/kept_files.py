@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.public import warn_caller
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import Error
 
 
@@ -28,6 +28,5 @@ def warn_of_kept_parts(stripe_set: StripeSet, before: tuple[str, ...]) -> None:
 def warn_of_kept(index: Path, kept: list[Path]) -> None:
     """Warn of files that the old ``index`` listed, if there are any."""
     if kept:
-        shown = ", ".join(str(file) for file in kept[:5]) + (", ..." if len(kept) > 5 else "")  # noqa: PLR2004
-        msg = f"{index}: the old index listed files that are not its own, or were changed; they are kept: {shown}"
-        warn_caller(msg)
+        text = "the old index listed files that are not its own, or were changed; they are kept:"
+        warn_caller(f"{index}: {text} {first_of(kept)}")

@@ -193,7 +193,7 @@ def test_only_listed_checkpoints_are_ever_removed(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     with deepnvme.Checkpointer(tmp_path, keep=1) as checkpointer:
         assert checkpointer.latest() is None
-        with pytest.warns(UserWarning, match=r"step-00000077\.pt: not in the manifest"):
+        with pytest.warns(UserWarning, match=r"not in the manifest: step-00000077\.pt;"):
             checkpointer.save(0, state_of(0))
         for step in range(1, 3):
             checkpointer.save(step, state_of(step))

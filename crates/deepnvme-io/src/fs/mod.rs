@@ -86,11 +86,12 @@ pub fn make_folders(path: &Path) -> Result<()> {
         made => made,
     };
     match made {
-        Err(Errno::EXIST) if is_folder(path) => Ok(()),
-        Err(Errno::EXIST) if stat_link(path).is_ok_and(|stat| stat.kind == FileKind::Link) => {
-            Err(Error::dangling(OPERATION, path))
-        }
-        Err(Errno::EXIST) => Err(Error::os(OPERATION, Errno::NOTDIR).at_path(path)),
+        Err(Errno::EXIST) => match stat(path) {
+            Ok(found) if found.kind == FileKind::Folder => Ok(()),
+            // The name exists, so it is a link.
+            Err(Errno::NOENT) => Err(Error::dangling(OPERATION, path)),
+            found => Err(Error::os(OPERATION, found.err().unwrap_or(Errno::NOTDIR)).at_path(path)),
+        },
         made => made.map_err(|errno| Error::os(OPERATION, errno).at_path(path)),
     }
 }

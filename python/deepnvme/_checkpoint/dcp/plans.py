@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.planner import WriteItemType
 
+from deepnvme._utils.public import first_of
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
 # Tensors from this size on are written by any rank that has them, so that all write about the same. Smaller ones may
 # differ, and are those of the first rank that has them, as in checkpoints of one file.
 SAME_BYTES_MIN = 256 << 10
-# Names that an error shows.
-_NAMED_MAX = 5
 
 
 class ComparingPlanner(DefaultSavePlanner):
@@ -68,12 +67,9 @@ class NamingPlanner(DefaultLoadPlanner):
             if not missing:
                 raise
             others = [name for name in found if name not in self.state_dict] or list(found)
-            msg = f"{self._checkpoint}: there is no tensor {_listed(missing)}; there are {_listed(others) or 'none'}"
+            there = first_of(sorted(others)) or "none"
+            msg = f"{self._checkpoint}: there is no tensor {first_of(sorted(missing))}; there are {there}"
             raise KeyError(msg) from error
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(sorted(names)[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
 
 
 def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
