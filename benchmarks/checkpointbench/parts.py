@@ -74,12 +74,12 @@ def pickling(rounds: int) -> None:
 def plans(folder: Path, rounds: int) -> None:
     """Plan files of 10,000 tensors, to the last byte; nothing is written."""
     state = small_10k()
-    described = save.describe_tensors(state)
+    named = save.checked_tensors(state)
     pickle, storages = pickler.pickle_with_storages(state)
     options = save.SaveOptions()
     ways: dict[str, Callable[[], object]] = {
-        "describing for safetensors": lambda: save.describe_tensors(state),
-        "planning safetensors": lambda: save.plan_safetensors(folder / "a.safetensors", described, options),
+        "checking for safetensors": lambda: save.checked_tensors(state),
+        "planning safetensors": lambda: save.plan_safetensors(folder / "a.safetensors", named, options),
         "planning an archive": lambda: save.plan_archive(pickle, storages, folder / "a.pt", options),
     }
     for name, way in ways.items():

@@ -73,6 +73,7 @@ __all__ = [
     "_row_page_bytes",
     "_run_command",
     "_shard_ranges",
+    "_unusual_tensors",
     "default_engine",
     "probe",
     "read",
@@ -1071,6 +1072,7 @@ def _read_small_file(path: _Name, max_nbytes: int) -> bytes: ...
 def _crc64(path: str | bytes | PathLike[str] | PathLike[bytes], offset: int, nbytes: int) -> int: ...
 def _crc64_of_all(ranges: Sequence[tuple[Path, int, int]]) -> int: ...
 def _shard_ranges(nbytes: int, writers: int) -> list[tuple[int, int]]: ...
+def _unusual_tensors(pairs: list[tuple[Any, Any]]) -> list[int]: ...
 def _plan_archive(
     path: _Path,
     before: Sequence[tuple[str, object]],
@@ -1080,7 +1082,7 @@ def _plan_archive(
 ) -> _SavePlan: ...
 def _plan_safetensors(
     path: _Path,
-    tensors: Sequence[tuple[str, str, Sequence[int], object]],
+    tensors: Sequence[tuple[str, torch.Tensor]],
     metadata: list[tuple[str, str]],
     options: _SaveOptions,
 ) -> _SavePlan: ...

@@ -35,14 +35,14 @@ pub(crate) fn slice<T: Plain>(object: &Bound<'_, PyAny>, access: MemoryAccess) -
     TensorSlice::new(find(object, access)?, access)
 }
 
-/// Returns the bytes of a `torch.UntypedStorage`.
-pub(crate) fn storage(storage: &Bound<'_, PyAny>) -> PyResult<Region> {
-    let Some((location, address, bytes, keep)) = torch::storage_location(storage)? else {
+/// Returns the bytes of each `torch.UntypedStorage`.
+pub(crate) fn storages(py: Python<'_>, storages: Vec<Bound<'_, PyAny>>) -> PyResult<Vec<Region>> {
+    let Some(device_streams) = torch::storage_devices(&storages)? else {
         return Err(PyTypeError::new_err(
             "this storage is not in memory of the host or of a CUDA device; copy its tensor to the CPU first",
         ));
     };
-    Ok(memory::storage_region(location, address, bytes, keep))
+    memory::storage_regions(py, storages, device_streams)
 }
 
 fn find(object: &Bound<'_, PyAny>, access: MemoryAccess) -> PyResult<ObjectMemory> {

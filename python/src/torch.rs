@@ -132,8 +132,13 @@ pub(crate) fn plain(object: &Bound<'_, PyAny>) -> PyResult<Option<PlainTensor>> 
 fn plain_of(object: &Bound<'_, PyAny>, torch: &Torch) -> PyResult<Option<PlainTensor>> {
     let described = torch.plain.as_ref().and_then(|classes| classes.describe_anywhere(object));
     let Some(described) = described.and_then(|found| found.plain()) else { return Ok(None) };
-    // Lazy negation: the imaginary part of a lazy conjugate is a real tensor with the wrong sign.
-    Ok((!object.call_method0(intern!(object.py(), "is_neg"))?.is_truthy()?).then_some(described))
+    Ok((!is_lazy_negative(object)?).then_some(described))
+}
+
+/// Returns whether a tensor's signs are inverted when it is read: the imaginary part of a lazy conjugate is a real
+/// tensor with the wrong sign.
+pub(crate) fn is_lazy_negative(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    tensor.call_method0(intern!(tensor.py(), "is_neg"))?.is_truthy()
 }
 
 /// Waits for torch's current stream, which may copy from or to pinned memory. Runs no Python code, so that no signal is
@@ -155,28 +160,28 @@ pub(crate) fn wait_for_copies(py: Python<'_>) {
     }
 }
 
-/// Returns the device, address and number of the bytes of an untyped storage, and a reference that keeps them there.
-/// `None` for anything else, and for storages outside of host memory and CUDA devices.
-pub(crate) fn storage_location(object: &Bound<'_, PyAny>) -> PyResult<Option<(DeviceStream, usize, usize, KeepAlive)>> {
-    let py = object.py();
+/// Returns the devices of untyped storages, with torch's current streams there. `None` if one of them is anything else,
+/// or outside of host memory and CUDA devices.
+pub(crate) fn storage_devices(storages: &[Bound<'_, PyAny>]) -> PyResult<Option<Vec<DeviceStream>>> {
+    let Some(py) = storages.first().map(Bound::py) else { return Ok(Some(Vec::new())) };
     let Some(module) = module(py, "torch")? else { return Ok(None) };
-    let is_storage = object.is_instance(&module.getattr(intern!(py, "UntypedStorage"))?)?;
-    if !is_storage {
-        return Ok(None);
+    let class = module.getattr(intern!(py, "UntypedStorage"))?;
+    let mut device_streams = Vec::with_capacity(storages.len());
+    for storage in storages {
+        if !storage.is_instance(&class)? {
+            return Ok(None);
+        }
+        let device = storage.getattr(intern!(py, "device"))?;
+        let kind = device.getattr(intern!(py, "type"))?;
+        device_streams.push(if kind.eq(intern!(py, "cpu"))? {
+            DeviceStream::HOST
+        } else if kind.eq(intern!(py, "cuda"))? && !is_rocm(py)? {
+            stream_of_device(&device)?
+        } else {
+            return Ok(None);
+        });
     }
-    let device = object.getattr(intern!(py, "device"))?;
-    let kind = device.getattr(intern!(py, "type"))?;
-    let device_stream = if kind.eq(intern!(py, "cpu"))? {
-        DeviceStream::HOST
-    } else if kind.eq(intern!(py, "cuda"))? && !is_rocm(py)? {
-        stream_of_device(&device)?
-    } else {
-        return Ok(None);
-    };
-    let keep = KeepAlive::storage(object)?;
-    let address: usize = object.call_method0(intern!(py, "data_ptr"))?.extract()?;
-    let bytes: usize = object.call_method0(intern!(py, "nbytes"))?.extract()?;
-    Ok(Some((device_stream, address, bytes, keep)))
+    Ok(Some(device_streams))
 }
 
 /// Keeps a tensor's storage alive. The tensor alone does not: `tensor.data = other` and `set_()` free its storage.

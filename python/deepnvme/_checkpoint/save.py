@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name
+from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name, _unusual_tensors
 from deepnvme._utils.arguments import (
     DURABILITIES,
     check_choice,
@@ -130,10 +130,10 @@ def save(
         return nbytes
     require_torch("save")
     refuse_fake_tensors("save")
-    tensors = describe_tensors(obj)
+    tensors = checked_tensors(obj)
     texts = _metadata_entries(metadata)
 
-    def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
+    def plan(shard: Path, part: list[NamedTensor]) -> _SavePlan:
         return plan_safetensors(shard, part, options, texts)
 
     return save_shards(name, tensors, shard_bytes_max, plan, report)
@@ -157,7 +157,7 @@ def _save_file(
     require_torch("save")
     refuse_fake_tensors("save")
     if is_safetensors(path):
-        saving = start_safetensors(path, describe_tensors(obj), options, _metadata_entries(metadata))
+        saving = start_safetensors(path, checked_tensors(obj), options, _metadata_entries(metadata))
     elif metadata is not None:
         raise InvalidArgumentError(_METADATA_REFUSED)
     else:
@@ -218,7 +218,7 @@ def plan_archive(pickle: bytes, storages: list[torch.UntypedStorage], path: _Pat
 
 def start_safetensors(
     path: _Path,
-    tensors: list[DescribedTensor],
+    tensors: list[NamedTensor],
     options: SaveOptions,
     metadata: list[tuple[str, str]] | None = None,
     *,
@@ -229,7 +229,7 @@ def start_safetensors(
 
 
 def plan_safetensors(
-    path: _Path, tensors: list[DescribedTensor], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
+    path: _Path, tensors: list[NamedTensor], options: SaveOptions, metadata: list[tuple[str, str]] | None = None
 ) -> _SavePlan:
     """Plan a safetensors file."""
     return _plan_safetensors(path, tensors, _metadata_entries(None) if metadata is None else metadata, vars(options))
@@ -253,52 +253,57 @@ def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str
     return [("format", _FORMAT), *more]
 
 
-# Name, dtype as torch spells it, shape, tensor.
-DescribedTensor = tuple[str, str, Sequence[int], "torch.Tensor"]
+NamedTensor = tuple[str, "torch.Tensor"]
 
 
 @gc_paused()
-def describe_tensors(obj: object) -> list[DescribedTensor]:
-    """Describe the tensors of a flat dict."""
+def checked_tensors(obj: object) -> list[NamedTensor]:
+    """Return the tensors of a flat dict as the engine can write them.
+
+    Raises:
+        TypeError: a safetensors file cannot hold one of them; the message names it.
+    """
     if not isinstance(obj, Mapping):
         msg = f"a safetensors file holds a dict of names and tensors, not {type(obj).__name__}; save it as a .pt file"
         raise TypeError(msg)
+    named = [*obj.items()]
+    # To look at each of ten thousand ordinary tensors from Python takes a tenth of their save.
+    for index in _unusual_tensors(named):
+        named[index] = _checked(*named[index])
+    return named
+
+
+def _checked(name: Any, tensor: Any) -> NamedTensor:
+    """Refuse a tensor without memory that the engine can read, and copy it if it is out of reach."""
     import torch  # noqa: PLC0415
 
-    all_of_them: list[DescribedTensor] = []
-    dtypes: dict[torch.dtype, str] = {}
-    for name, tensor in obj.items():
-        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
-            what = f"{name!r}: {type(tensor).__name__}"
-            remedy = (
-                _NUMPY_REMEDY
-                if type(tensor).__module__ == "numpy"
-                else "leave it out, or save a .pt file (a Checkpointer: format='pt')"
-            )
-            msg = f"a safetensors file holds names and tensors, and this has {what}; {remedy}"
-            raise TypeError(msg)
-        _check_utf8(name, "a tensor's name")
-        if tensor.is_nested:
-            msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
-            raise TypeError(msg)
-        if tensor.layout is not torch.strided:
-            msg = f"{name!r}: this tensor has the layout {tensor.layout}, which is not one block of memory"
-            raise TypeError(f"{msg}; save tensor.to_dense(), or the tensors that it is made of, or save a .pt file")
-        if tensor.is_meta:
-            # Of a placeholder for a weight on disk, this raises an error that says more.
-            tensor.untyped_storage()
-            msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
-            raise TypeError(msg)
-        if tensor._is_zerotensor():  # noqa: SLF001
-            msg = f"{name!r}: this is one of torch's zero tensors, which have no memory; save tensor.clone()"
-            raise TypeError(msg)
-        if not tensor.is_cpu and not engine_reaches(tensor.device):
-            tensor = tensor.cpu()  # noqa: PLW2901
-        dtype = dtypes.get(tensor.dtype)
-        if dtype is None:
-            dtype = dtypes[tensor.dtype] = str(tensor.dtype).removeprefix("torch.")
-        all_of_them.append((name, dtype, tensor.shape, tensor.detach()))
-    return all_of_them
+    if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+        what = f"{name!r}: {type(tensor).__name__}"
+        remedy = (
+            _NUMPY_REMEDY
+            if type(tensor).__module__ == "numpy"
+            else "leave it out, or save a .pt file (a Checkpointer: format='pt')"
+        )
+        msg = f"a safetensors file holds names and tensors, and this has {what}; {remedy}"
+        raise TypeError(msg)
+    _check_utf8(name, "a tensor's name")
+    if tensor.is_nested:
+        msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
+        raise TypeError(msg)
+    if tensor.layout is not torch.strided:
+        msg = f"{name!r}: this tensor has the layout {tensor.layout}, which is not one block of memory"
+        raise TypeError(f"{msg}; save tensor.to_dense(), or the tensors that it is made of, or save a .pt file")
+    if tensor.is_meta:
+        # Of a placeholder for a weight on disk, this raises an error that says more.
+        tensor.untyped_storage()
+        msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
+        raise TypeError(msg)
+    if tensor._is_zerotensor():  # noqa: SLF001
+        msg = f"{name!r}: this is one of torch's zero tensors, which have no memory; save tensor.clone()"
+        raise TypeError(msg)
+    if not tensor.is_cpu and not engine_reaches(tensor.device):
+        tensor = tensor.cpu()
+    return name, tensor.detach()
 
 
 def _check_utf8(text: str, what: str) -> None:

@@ -11,7 +11,7 @@ from deepnvme._checkpoint.background_save import RunningSave
 from deepnvme._checkpoint.save import (
     SAFETENSORS_SUFFIX,
     SaveOptions,
-    describe_tensors,
+    checked_tensors,
     start_archive,
     start_safetensors,
 )
@@ -98,7 +98,7 @@ class SaveStarter:
     def _start(self, state: Any, path: Path, is_copied: bool) -> RunningSave:
         options = self._staged_options(local_nbytes(state), is_copied)
         if self._suffix == SAFETENSORS_SUFFIX:
-            return start_safetensors(path, describe_tensors(state), options, is_private=True)
+            return start_safetensors(path, checked_tensors(state), options, is_private=True)
         return start_archive(state, path, options, is_private=True, warns=True)
 
     def _staged_options(self, nbytes: int, is_copied: bool) -> SaveOptions:

@@ -20,7 +20,7 @@ from deepnvme._utils.public import warn_caller
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from deepnvme._checkpoint.save import DescribedTensor
+    from deepnvme._checkpoint.save import NamedTensor
     from deepnvme._deepnvme import _SavePlan
 
     _Report = Callable[[int, int], object] | None
@@ -33,9 +33,9 @@ _RECORD = ("metadata", "deepnvme.owned")
 
 def save_shards(
     path: Path,
-    tensors: list[DescribedTensor],
+    tensors: list[NamedTensor],
     max_shard_bytes: int,
-    plan: Callable[[Path, list[DescribedTensor]], _SavePlan],
+    plan: Callable[[Path, list[NamedTensor]], _SavePlan],
     report: _Report,
 ) -> int:
     """Write the shards, then replace the index. Returns the bytes of all shards. ``plan`` plans one shard."""
@@ -121,14 +121,14 @@ def _replaced(path: Path) -> dict[str, Any]:
     return {"deepnvme.replaces": {"bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}}
 
 
-def _cut(tensors: list[DescribedTensor], max_shard_bytes: int) -> list[list[DescribedTensor]]:
-    shards: list[list[DescribedTensor]] = []
+def _cut(tensors: list[NamedTensor], max_shard_bytes: int) -> list[list[NamedTensor]]:
+    shards: list[list[NamedTensor]] = []
     bytes_left = -math.inf
-    for described in tensors:
-        nbytes = described[-1].nbytes
+    for name, tensor in tensors:
+        nbytes = tensor.nbytes
         if nbytes > bytes_left:
             shards.append([])
             bytes_left = max_shard_bytes
-        shards[-1].append(described)
+        shards[-1].append((name, tensor))
         bytes_left -= nbytes
     return shards

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, is_safetensors, plan_safetensors
+from deepnvme._checkpoint.save import NamedTensor, SaveOptions, checked_tensors, is_safetensors, plan_safetensors
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._utils.arguments import path_of
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
@@ -40,16 +40,16 @@ class ShardSaver:
             raise InvalidArgumentError(msg)
         report = progress_callback(progress, "saving", path)
 
-        def plan(shard: Path, part: list[DescribedTensor]) -> _SavePlan:
+        def plan(shard: Path, part: list[NamedTensor]) -> _SavePlan:
             return plan_safetensors(shard, self._in_memory(part), options)
 
-        return save_shards(path_of(path), describe_tensors(self._state), max_shard_bytes, plan, report)
+        return save_shards(path_of(path), checked_tensors(self._state), max_shard_bytes, plan, report)
 
-    def _in_memory(self, part: list[DescribedTensor]) -> list[DescribedTensor]:
+    def _in_memory(self, part: list[NamedTensor]) -> list[NamedTensor]:
         # A tensor with two names is copied once.
         copies: dict[int, torch.Tensor] = {}
-        for name, *_ in part:
+        for name, _ in part:
             tensor = self._state[name]
             if id(tensor) not in copies:
                 copies[id(tensor)] = self._copy(tensor)
-        return [(name, dtype, shape, copies[id(self._state[name])]) for name, dtype, shape, _ in part]
+        return [(name, copies[id(self._state[name])]) for name, _ in part]

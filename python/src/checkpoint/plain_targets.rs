@@ -4,12 +4,11 @@
 use std::collections::{HashMap, HashSet};
 
 use deepnvme_checkpoint::read::LoadBuffer;
-use deepnvme_format::Dtype;
-use deepnvme_mem::dlpack::DLDataType;
 use deepnvme_mem::{Strided, TensorPlace, first_shared};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
+use super::dlpack_types;
 use super::file_tensor::FileTensor;
 use crate::memory::PlainTensor;
 use crate::torch;
@@ -71,7 +70,7 @@ impl PlainTargets {
         let (target, plain) = self.by_name.get(tensor.name)?;
         let is_whole =
             tensor.storage_offset == 0 && tensor.has_plain_signs && plain.addresses.len() as u64 == storage_bytes;
-        let is_same = plain.shape == tensor.shape && Some(plain.dtype) == dlpack_type(tensor.dtype);
+        let is_same = plain.shape == tensor.shape && Some(plain.dtype) == dlpack_types::of_torch(tensor.dtype);
         (is_whole && is_same && is_row_major(tensor)).then(|| target.clone_ref(py))
     }
 }
@@ -115,23 +114,4 @@ fn alone<T>(sorted: Vec<T>, range: impl Fn(&T) -> (usize, usize)) -> Vec<T> {
         end = end.max(its_end);
     }
     alone
-}
-
-/// Return DLPack's name of a type. `None` for types that a plain target never has: complex and quantised ones, bits,
-/// and elements that share bytes.
-fn dlpack_type(dtype: Dtype) -> Option<DLDataType> {
-    let code = match dtype {
-        Dtype::Bool => DLDataType::BOOL,
-        Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 => DLDataType::INT,
-        Dtype::U8 | Dtype::U16 | Dtype::U32 | Dtype::U64 => DLDataType::UINT,
-        Dtype::F16 | Dtype::F32 | Dtype::F64 => DLDataType::FLOAT,
-        Dtype::Bf16 => DLDataType::BFLOAT,
-        Dtype::F8E4m3fn => DLDataType::FLOAT8_E4M3FN,
-        Dtype::F8E4m3fnuz => DLDataType::FLOAT8_E4M3FNUZ,
-        Dtype::F8E5m2 => DLDataType::FLOAT8_E5M2,
-        Dtype::F8E5m2fnuz => DLDataType::FLOAT8_E5M2FNUZ,
-        Dtype::F8E8m0fnu => DLDataType::FLOAT8_E8M0FNU,
-        _ => return None,
-    };
-    Some(DLDataType { code, bits: (dtype.bytes() * 8) as u8, lanes: 1 })
 }

@@ -6,16 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
-use deepnvme_checkpoint::write::{DataSource, Record, Save, SaveOptions, Staging, Tensor, error_of_target};
+use deepnvme_checkpoint::write::{DataSource, Record, Save, SaveOptions, Staging, error_of_target};
 use deepnvme_file::Target;
-use deepnvme_format::Dtype;
 use deepnvme_format::archive::STORAGES;
-use deepnvme_format::safetensors::TensorSpec;
 use deepnvme_io::{Engine, OpenOptions};
-use pyo3::exceptions::{PyRuntimeError, PyTypeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::pybacked::PyBackedStr;
 
+use super::plain_sources::{self, NamedTensor};
 use super::save::{Destination, Saving, start};
 use super::shard::SaveShard;
 use super::to_exception;
@@ -25,7 +23,7 @@ use crate::once::intern;
 use crate::path::PathArgument;
 use crate::settings::{self, Word};
 use crate::threads::UntilTaken;
-use crate::{default, detached_requests, memory, tensor_memory, torch};
+use crate::{default, detached_requests, memory, tensor_memory};
 
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
@@ -69,15 +67,12 @@ pub(crate) fn _plan_archive(
     let record =
         |(name, object): (String, Bound<'_, PyAny>)| Ok(Record { name, data: source(tensor_memory::source(&object)?) });
     let mut records = before.into_iter().map(record).collect::<PyResult<Vec<_>>>()?;
-    for (key, storage) in storages.into_iter().enumerate() {
-        records.push(Record { name: format!("{STORAGES}{key}"), data: source(tensor_memory::storage(&storage)?) });
+    for (key, memory) in tensor_memory::storages(py, storages)?.into_iter().enumerate() {
+        records.push(Record { name: format!("{STORAGES}{key}"), data: source(memory) });
     }
     records.extend(after.into_iter().map(record).collect::<PyResult<Vec<_>>>()?);
     SavePlan::new(py, path, &engine, options, |target, options| Save::archive(&target.path(), records, options))
 }
-
-/// Name, type, sizes and object of a tensor.
-type TensorArgument<'py> = (String, PyBackedStr, Vec<u64>, Bound<'py, PyAny>);
 
 /// Plan a safetensors file.
 #[pyfunction]
@@ -85,45 +80,16 @@ type TensorArgument<'py> = (String, PyBackedStr, Vec<u64>, Bound<'py, PyAny>);
 pub(crate) fn _plan_safetensors(
     py: Python<'_>,
     path: &Bound<'_, PyAny>,
-    tensors: Vec<TensorArgument<'_>>,
+    tensors: Vec<NamedTensor<'_>>,
     metadata: Vec<(String, String)>,
     options: SaveArguments<'_>,
 ) -> PyResult<SavePlan> {
     let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
-    let tensor = |(name, dtype, shape, object): TensorArgument<'_>| {
-        let known = Dtype::from_torch(&dtype);
-        let dtype = known.ok_or_else(|| {
-            let text =
-                format!("{name:?}: safetensors has no torch.{dtype}; save the state as a .pt file, or convert it");
-            InvalidArgumentError::new_err(text)
-        })?;
-        let data = signed_source(&engine, &object, dtype).map_err(|error| named_tensor(py, &name, error))?;
-        Ok(Tensor { spec: TensorSpec { name, dtype, shape }, data })
-    };
-    let tensors = tensors.into_iter().map(tensor).collect::<PyResult<Vec<_>>>()?;
+    let tensors = plain_sources::find(py, &engine, tensors)?;
     SavePlan::new(py, path, &engine, options, |target, options| {
         Save::safetensors(&target.path(), tensors, metadata, options)
     })
-}
-
-/// Returns the memory of a tensor. A lazy conjugate or negative gets its signs while the file is written.
-fn signed_source(engine: &Engine, object: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<DataSource> {
-    let (stored, signs) = torch::stored(object, dtype)?;
-    let source = DataSource::memory(engine, tensor_memory::source(&stored)?);
-    match source.with_signs(dtype, signs) {
-        Ok(signed) => Ok(signed),
-        // A lazy negative of a type without a sign bit: torch computes it.
-        Err(_) => Ok(DataSource::memory(engine, tensor_memory::source(object)?)),
-    }
-}
-
-/// Names the refused tensor in the error.
-fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
-    if error.is_instance_of::<PyTypeError>(py) {
-        return PyTypeError::new_err(format!("{name:?}: {}", error.value(py)));
-    }
-    error
 }
 
 /// A planned file, written as a whole or in shards by several processes.

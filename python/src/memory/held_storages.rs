@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::mem::ManuallyDrop;
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
@@ -97,32 +98,40 @@ impl KeepAlive {
 impl StorageHolds {
     /// Hold the storages of torch tensors, as [`KeepAlive::storage`] does, for a fraction of the time.
     pub(crate) fn new(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<Self> {
+        let mut storages = Vec::with_capacity(tensors.len());
+        for tensor in tensors {
+            storages.push(tensor.call_method0(intern!(py, "untyped_storage"))?);
+        }
+        Ok(Self::of_storages(py, storages)?.0)
+    }
+
+    /// Hold storages. Also returns the addresses of the bytes of each.
+    pub(super) fn of_storages(py: Python<'_>, storages: Vec<Bound<'_, PyAny>>) -> PyResult<(Self, Vec<Range<usize>>)> {
         let flag_offset = resize_flag::offset(py)?;
         let moving_hook = match moving_hook(py)? {
             Some(hook) if hook.bind(py).len()? > 0 => Some(hook),
             _ => None,
         };
-        let (mut keys, mut objects) = (Vec::with_capacity(tensors.len()), Vec::with_capacity(tensors.len()));
-        for tensor in tensors {
-            let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+        let mut keys = Vec::with_capacity(storages.len());
+        for storage in &storages {
             let key = storage.getattr(intern!(py, "_cdata"))?;
             check_not_moving(py, moving_hook, &key)?;
             keys.push(key.extract()?);
-            objects.push(storage);
         }
         // No Python code runs while the table is locked: what it drops may need the table.
         let mut held = held();
         keys.iter().for_each(|storage| held.hold(*storage, flag_offset));
         drop(held);
-        let mut holds = Self { holds: keys, objects: Vec::with_capacity(objects.len()), ranges: Vec::new() };
+        let mut holds = Self { holds: keys, objects: Vec::with_capacity(storages.len()), ranges: Vec::new() };
         // Read once they are held: their sizes stay.
-        let mut ranges = Vec::with_capacity(objects.len());
-        for storage in objects {
+        let mut places = Vec::with_capacity(storages.len());
+        for storage in storages {
             let start: usize = storage.call_method0(intern!(py, "data_ptr"))?.extract()?;
             let bytes: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
-            ranges.push((start, start.saturating_add(bytes)));
+            places.push(start..start.saturating_add(bytes));
             holds.objects.push(storage.unbind());
         }
+        let mut ranges: Vec<_> = places.iter().map(|place| (place.start, place.end)).collect();
         ranges.sort_unstable();
         let mut end = 0;
         for range in &mut ranges {
@@ -130,7 +139,7 @@ impl StorageHolds {
             range.1 = end;
         }
         holds.ranges = ranges;
-        Ok(holds)
+        Ok((holds, places))
     }
 
     /// Returns whether a storage has all of these bytes. One that was resized keeps the shapes of its tensors.

@@ -31,7 +31,7 @@ pub(crate) use forks::watch as watch_forks;
 pub(crate) use held_storages::{_is_held, KeepAlive, StorageHolds};
 pub(crate) use interpreter::{GcPause, call_soon};
 pub(crate) use layout::{DeviceStream, LEGACY_STREAM, Layout, MemoryAccess, raw_stream, stream};
-pub(crate) use region::{ObjectMemory, storage_region};
+pub(crate) use region::{ObjectMemory, held_region, storage_regions};
 
 pub(crate) use tensor_slice::{AddressRange, Plain, TensorSlice, check_disjoint, check_disjoint_from};
 

@@ -1,5 +1,6 @@
 //! Turn located memory into regions of the engine.
 
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use deepnvme_mem::{Region, RegionMut, StreamHandle, Strided, TensorPlace};
 use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 
-use super::held_storages::KeepAlive;
+use super::held_storages::StorageHolds;
 use super::layout::{DeviceStream, Layout, to_value_error};
 
 use crate::error::InvalidArgumentError;
@@ -90,11 +91,35 @@ impl ObjectMemory {
     }
 }
 
-/// Returns the bytes of a storage, which `keep` keeps in place.
-pub(crate) fn storage_region(device_stream: DeviceStream, address: usize, bytes: usize, keep: KeepAlive) -> Region {
-    let (start, owner) = (ptr::with_exposed_provenance_mut(address), Arc::new(keep));
-    // SAFETY: torch stated the storage's address, and the owner is the storage, which keeps the bytes there.
-    unsafe { Region::from_raw(start, bytes, device_stream.device, owner) }.after(device_stream.stream)
+/// Returns the bytes of storages, each with its device, and keeps them in place.
+pub(crate) fn storage_regions(
+    py: Python<'_>,
+    storages: Vec<Bound<'_, PyAny>>,
+    device_streams: Vec<DeviceStream>,
+) -> PyResult<Vec<Region>> {
+    let (held, places) = StorageHolds::of_storages(py, storages)?;
+    let held = Arc::new(held);
+    let region = |(place, device_stream): (Range<usize>, DeviceStream)| {
+        let (start, owner) = (ptr::with_exposed_provenance_mut(place.start), Arc::<StorageHolds>::clone(&held));
+        // SAFETY: torch stated the addresses of a storage that `held` keeps in place.
+        unsafe { Region::from_raw(start, place.len(), device_stream.device, owner) }.after(device_stream.stream)
+    };
+    Ok(places.into_iter().zip(device_streams).map(region).collect())
+}
+
+/// Returns the bytes of a tensor whose storage is held. `None` if the storage does not have all of them.
+pub(crate) fn held_region(
+    addresses: &Range<usize>,
+    device_stream: DeviceStream,
+    held: &Arc<StorageHolds>,
+) -> Option<Region> {
+    let bytes = addresses.len();
+    if bytes > 0 && !held.contain(addresses.start, bytes) {
+        return None;
+    }
+    let (start, owner) = (ptr::with_exposed_provenance_mut(addresses.start), Arc::<StorageHolds>::clone(held));
+    // SAFETY: `held` keeps its storages in place, and they contain all bytes.
+    Some(unsafe { Region::from_raw(start, bytes, device_stream.device, owner) }.after(device_stream.stream))
 }
 
 fn check_overlap(strided: Option<&Strided>) -> PyResult<()> {

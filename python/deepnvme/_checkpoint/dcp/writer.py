@@ -20,7 +20,7 @@ from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, 
 from deepnvme._checkpoint.dcp.objects import check_loadable
 from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.pickler import warn_of_refused_values
-from deepnvme._checkpoint.save import SaveOptions, describe_tensors, plan_safetensors
+from deepnvme._checkpoint.save import SaveOptions, checked_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import fingerprints
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.public import public_in
@@ -116,7 +116,7 @@ class DeepnvmeWriter(StorageWriter):
             warn_of_refused_values(_values(plan, planner))
         for item in plan.items:
             tensors[_free_name(item, tensors)] = _tensor_of(item, planner, self._options.engine)
-        described = describe_tensors(tensors)
+        named = checked_tensors(tensors)
         results = [
             WriteResult(item.index, tensor.nbytes, ItemLocation(file, name))
             for item, (name, tensor) in zip(plan.items, tensors.items(), strict=True)
@@ -124,7 +124,7 @@ class DeepnvmeWriter(StorageWriter):
         if tensors:
             path = self._folder.path / file
             try:
-                shard = plan_safetensors(path, described, self._options)
+                shard = plan_safetensors(path, named, self._options)
                 self._finish_shard(shard.start_into(self._folder.path / private))
             except FileNotFoundError as error:
                 text = "the coordinator created this file, and this rank does not see it"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from deepnvme._checkpoint.pickler import pickle_with_storages
-from deepnvme._checkpoint.save import DescribedTensor, SaveOptions, describe_tensors, plan_archive, plan_safetensors
+from deepnvme._checkpoint.save import NamedTensor, SaveOptions, checked_tensors, plan_archive, plan_safetensors
 from deepnvme._checkpoint.tensor_names import named_tensors
 from deepnvme._utils.tensors import contiguous_exactly
 
@@ -41,7 +41,7 @@ class SerialisedState:
     descriptions: list[_Description]
     pickle: bytes | None = None
     storages: list[torch.UntypedStorage] = field(default_factory=list)
-    tensors: list[DescribedTensor] = field(default_factory=list)
+    tensors: list[NamedTensor] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -52,7 +52,7 @@ class SerialisedState:
     def nbytes(self) -> int:
         """Bytes of all tensors."""
         if self.pickle is None:
-            return sum(int(getattr(tensor, "nbytes", 0)) for *_, tensor in self.tensors)
+            return sum(int(getattr(tensor, "nbytes", 0)) for _, tensor in self.tensors)
         return sum(storage.nbytes() for storage in self.storages)
 
     def take_from_leader(self, group: RankGroup) -> None:
@@ -68,9 +68,8 @@ class SerialisedState:
             if self.storages:
                 self.storages[index] = flat.untyped_storage()
             else:
-                name, dtype, shape, tensor = self.tensors[index]
-                assert isinstance(tensor, torch.Tensor)
-                self.tensors[index] = (name, dtype, shape, flat.view(tensor.dtype).view(shape))
+                name, tensor = self.tensors[index]
+                self.tensors[index] = (name, flat.view(tensor.dtype).view(tensor.shape))
 
     def _small_bytes(self, index: int) -> bytes | None:
         if self.storages:
@@ -80,8 +79,7 @@ class SerialisedState:
                 return None
             held: Any = storage if storage.device.type == "cpu" else storage.cpu()  # type: ignore[no-untyped-call]
         else:
-            tensor = self.tensors[index][3]
-            assert isinstance(tensor, torch.Tensor)
+            tensor = self.tensors[index][1]
             nbytes = tensor.nbytes
             if not 0 < nbytes < _SMALL_BYTES:
                 return None
@@ -98,8 +96,9 @@ class SerialisedState:
 def serialise(obj: object, is_archive: bool) -> SerialisedState:
     """Take a state apart."""
     if not is_archive:
-        tensors = describe_tensors(obj)
-        return SerialisedState([(name, f"{dtype} {shape}") for name, dtype, shape, _ in tensors], tensors=tensors)
+        tensors = checked_tensors(obj)
+        descriptions = [(name, f"{tensor.dtype} {list(tensor.shape)}") for name, tensor in tensors]
+        return SerialisedState(descriptions, tensors=tensors)
     pickle, storages = pickle_with_storages(obj, warns=True)
     descriptions, is_all = _descriptions(obj, storages)
     if not is_all:
