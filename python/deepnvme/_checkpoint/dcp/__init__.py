@@ -2,7 +2,7 @@
 
 - ``writer`` and ``reader`` are the storage writer and reader that torch calls.
 - ``plans`` compares the ranks' save plans.
-- ``index`` encodes ``deepnvme.json``, ``shard`` reads one file, and ``objects`` unpickles values safely.
-- ``copies`` reads items through buffers, in the ranges that ``pieces`` finds.
-- ``folder`` is the folder of a reader or writer, and ``keys`` finds the state's own keys.
+- ``index`` is the folder with its ``deepnvme.json``. ``shard`` reads one file, and ``copies`` reads items through
+  buffers.
+- ``values`` unpickles values that are no tensors safely, and sets them under the state's own keys.
 """

@@ -17,11 +17,9 @@ from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from deepnvme._checkpoint.dcp.copies import ItemCopy, groups_of
-from deepnvme._checkpoint.dcp.folder import CheckpointFolder
-from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode
-from deepnvme._checkpoint.dcp.keys import OwnKeys, element
-from deepnvme._checkpoint.dcp.objects import repickle_safely
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, CheckpointFolder, ItemLocation, decode
 from deepnvme._checkpoint.dcp.shard import Shard
+from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.shared_targets import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata

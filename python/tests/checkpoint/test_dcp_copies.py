@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from deepnvme._checkpoint.dcp import copies
-from deepnvme._checkpoint.dcp.pieces import pieces
+from deepnvme._checkpoint.dcp.copies import pieces
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 from peak_memory import PEAK_MEMORY
 

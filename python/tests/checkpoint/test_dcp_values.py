@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from deepnvme._checkpoint.dcp.keys import OwnKeys
+from deepnvme._checkpoint.dcp.values import OwnKeys
 
 
 def test_dicts_that_a_mapping_makes_anew_keep_their_own_keys() -> None:
