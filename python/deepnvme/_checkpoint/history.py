@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_entry, new_checkpoint
-from deepnvme._checkpoint.distributed.place import Place, place_of
+from deepnvme._checkpoint.distributed.parts import Place, place_of
 from deepnvme._deepnvme import _History
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import first_of, warn_caller

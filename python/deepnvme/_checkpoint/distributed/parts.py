@@ -7,20 +7,20 @@ part, even if they send and need nothing.
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import deepnvme._file as file
 from deepnvme._checkpoint.checkpoint import missing_part
-from deepnvme._checkpoint.distributed.place import Place, place_of
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from io import BufferedReader
-    from pathlib import Path
     from typing import Literal
 
     from deepnvme._checkpoint.checkpoint import Checkpoint, Part
@@ -30,6 +30,10 @@ T = TypeVar("T")
 
 # Bytes of a file that each process holds in memory.
 CHUNK_BYTES = 16 << 20
+# Different for each machine and each of its starts. Containers of one machine share it, and may share a host name.
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+# Equal for two processes if both see the same folder on the same machine.
+Place = tuple[str, int, int]
 
 
 def fetch(group: RankGroup, find: Callable[[], Checkpoint], durability: Literal["none", "data", "full"]) -> int:
@@ -63,6 +67,20 @@ def fetch(group: RankGroup, find: Callable[[], Checkpoint], durability: Literal[
                 _set_time(path, None if number == 0 else found.parts[number - 1].written_ns)
             fetched_nbytes += nbytes if place in receivers else 0
     return fetched_nbytes
+
+
+def place_of(folder: Path) -> Place:
+    """Return the machine, and the device and inode number of a folder.
+
+    A host name and a path are not enough: machines may have the same name, and containers a disk of their own at the
+    same path.
+    """
+    stat = folder.stat()
+    try:
+        machine = _BOOT_ID.read_text().strip()
+    except OSError:
+        machine = socket.gethostname()
+    return machine, stat.st_dev, stat.st_ino
 
 
 def _found_by_all(group: RankGroup, find: Callable[[], Checkpoint]) -> Checkpoint:
