@@ -71,14 +71,14 @@ class FakeGpu:
             into = {name: self.tensor(torch.zeros(one.shape, dtype=one.dtype)) for name, one in shapes.items()}
             filled: dict[str, torch.Tensor] = deepnvme.load(path, into=into, engine=engine, progress=False)
             return filled
-        from deepnvme._checkpoint import load_buffer  # noqa: PLC0415
+        from deepnvme._checkpoint import load_memory  # noqa: PLC0415
         from deepnvme._utils import tensors  # noqa: PLC0415
 
         def make(nbytes: int, _: torch.device) -> torch.Tensor:
             return self.tensor(torch.zeros(nbytes, dtype=torch.uint8))
 
         with (
-            mock.patch.object(load_buffer, "allocate_on_gpu", make),
+            mock.patch.object(load_memory, "allocate_on_gpu", make),
             mock.patch.object(torch.Tensor, "to", lambda tensor, _: tensor),
             mock.patch.object(tensors, "_check_cuda", return_value=None),
         ):

@@ -4,8 +4,8 @@
 - ``load`` checks its arguments, which ``load_request`` holds. That loads all files, ``load_into`` fills existing
   tensors, and ``lazy`` reads tensors on first use. ``source_files`` are the files, which a save may replace meanwhile.
 - ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
-- ``load_buffer`` is the memory that a load fills. ``allocation`` allocates it, and ``buffer_pool`` reuses it.
-  ``shared_targets`` refuses targets that share memory, and ``read_ahead`` reads for lazy states.
+- ``load_memory`` is the memory that a load fills, and the pool that reuses it. ``shared_targets`` refuses targets that
+  share memory, and ``read_ahead`` reads for lazy states.
 - ``iterate`` yields the weights of a model in bounded memory.
 - ``checkpointer`` saves a training run: ``save_schedule`` decides when, ``save_start`` and ``background_save`` run its
   saves, ``history`` keeps its folder, ``checkpoint`` describes a checkpoint, ``checkpointer_stats`` counts, and

@@ -19,8 +19,7 @@ from deepnvme.errors import ChangedFileError, InvalidArgumentError
 if TYPE_CHECKING:
     import torch
 
-    from deepnvme._checkpoint.buffer_pool import BufferPool, PoolBuffer
-    from deepnvme._checkpoint.load_buffer import LoadBuffers
+    from deepnvme._checkpoint.load_memory import BufferPool, LoadBuffers, PoolBuffer
     from deepnvme._deepnvme import Engine
 
     _ListedFile = tuple[Any, list[str] | None, tuple[int, int] | None]
@@ -182,7 +181,7 @@ class _Request:
 
     def tensors(self, files: list[_SourceFile]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield tensors while reading ahead, within the memory limit."""
-        from deepnvme._checkpoint.buffer_pool import BufferPool  # noqa: PLC0415
+        from deepnvme._checkpoint.load_memory import BufferPool  # noqa: PLC0415
 
         pool = BufferPool(self.prefetch_bytes)
         chunks = self._chunks(files)
@@ -250,7 +249,7 @@ class _ChunkRead:
     def __init__(self, reader: _CheckpointReader, chunk: Chunk, buffer: PoolBuffer) -> None:
         import torch  # noqa: PLC0415
 
-        from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
+        from deepnvme._checkpoint.load_memory import LoadBuffers  # noqa: PLC0415
 
         self.chunk = chunk
         self.nbytes = buffer.nbytes

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.allocation import allocate
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
+from deepnvme._checkpoint.load_memory import allocate
 from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values
 from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
 from deepnvme._checkpoint.tensor_names import (

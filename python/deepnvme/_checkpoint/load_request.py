@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from deepnvme._checkpoint.load_buffer import LoadBuffers
+    from deepnvme._checkpoint.load_memory import LoadBuffers
     from deepnvme._deepnvme import Engine
 
     _Result = TypeVar("_Result")
@@ -130,7 +130,7 @@ class LoadRequest:
 
     def _start(self, reader: _CheckpointReader, wanted: list[int]) -> LoadBuffers | None:
         """Start to read storages. The meta device needs no bytes."""
-        from deepnvme._checkpoint.load_buffer import LoadBuffers  # noqa: PLC0415
+        from deepnvme._checkpoint.load_memory import LoadBuffers  # noqa: PLC0415
 
         return (
             None if self.device.type == "meta" else LoadBuffers(reader, wanted, self.device, pin_memory=self.pin_memory)

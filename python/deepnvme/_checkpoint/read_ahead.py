@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.file_entries import storage_entries
-from deepnvme._checkpoint.load_buffer import LoadBuffers
+from deepnvme._checkpoint.load_memory import LoadBuffers
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import Error
 

@@ -13,10 +13,10 @@ pytest.importorskip("torch")
 
 import torch
 
-from deepnvme._checkpoint.buffer_pool import PAGE_BYTES, BufferPool
+from deepnvme._checkpoint.load_memory import PAGE_BYTES, BufferPool
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.buffer_pool import PoolBuffer
+    from deepnvme._checkpoint.load_memory import PoolBuffer
 
 
 def tensor_in(block: PoolBuffer, nbytes: int) -> Any:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._checkpoint import load_buffer
+from deepnvme._checkpoint import load_memory
 from deepnvme._utils import tensors
 
 from .test_transfer import bits, values
@@ -59,7 +59,7 @@ def test_safetensors_to_a_gpu(gpu: Any, tmp_path: Path, monkeypatch: pytest.Monk
     deepnvme.save(host, path)
     if not gpu.is_real:
         make = lambda nbytes, device: gpu.tensor(torch.zeros(nbytes, dtype=torch.uint8), device.index)  # noqa: E731
-        monkeypatch.setattr(load_buffer, "allocate_on_gpu", make)
+        monkeypatch.setattr(load_memory, "allocate_on_gpu", make)
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
         # torch itself does not see the simulated GPU.
         monkeypatch.setattr(tensors, "_check_cuda", lambda *_: None)
