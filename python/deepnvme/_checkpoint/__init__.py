@@ -11,6 +11,6 @@
   saves, ``history`` keeps its folder, ``checkpoint`` describes a checkpoint, ``checkpointer_stats`` counts, and
   ``distributed`` coordinates processes.
 - ``dcp`` writes and reads the folders of ``torch.distributed.checkpoint``.
-- ``state_walk`` finds the tensors of nested states, and ``tensor_names`` names them. ``file_entries`` are those of
+- ``nested_states`` finds the tensors of nested states, and names them. ``file_entries`` are those of
   files.
 """

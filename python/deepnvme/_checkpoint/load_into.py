@@ -10,9 +10,7 @@ import torch
 
 from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.load_memory import allocate
-from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values
-from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
-from deepnvme._checkpoint.tensor_names import (
+from deepnvme._checkpoint.nested_states import (
     has_name,
     name_of,
     named_tensors,
@@ -20,6 +18,8 @@ from deepnvme._checkpoint.tensor_names import (
     tensor_expressions,
     tensor_keys,
 )
+from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values
+from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.public import first_of, warn_caller
@@ -29,8 +29,8 @@ from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.load_request import LoadRequest
+    from deepnvme._checkpoint.nested_states import Keys
     from deepnvme._checkpoint.source_files import SourceFile
-    from deepnvme._checkpoint.state_walk import Keys
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
 # Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group

@@ -141,7 +141,7 @@ class LoadRequest:
 
         If these are all tensors of the state, each pattern of ``only`` must match one of them.
         """
-        from deepnvme._checkpoint.tensor_names import NamePatterns  # noqa: PLC0415
+        from deepnvme._checkpoint.nested_states import NamePatterns  # noqa: PLC0415
 
         listed = available if names is None else [*filter(set(names).__contains__, available)]
         if self.only is None:

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3, get_tensor_metadata
 from torch.nn import Parameter
 
+from deepnvme._checkpoint.nested_states import each_with_keys, expression, keys_of
 from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, loadable_globals
-from deepnvme._checkpoint.state_walk import each_with_keys, keys_of
-from deepnvme._checkpoint.tensor_names import expression
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.public import warn_caller

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from deepnvme._checkpoint.state_walk import Keys, each_tensor, each_with_keys
-from deepnvme._checkpoint.tensor_names import expression
+from deepnvme._checkpoint.nested_states import Keys, each_tensor, each_with_keys, expression
 from deepnvme.errors import InvalidArgumentError
 
 _MISSING = object()

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.background_save import RunningSave
+from deepnvme._checkpoint.nested_states import has_dtensors, local_nbytes
 from deepnvme._checkpoint.save import (
     SAFETENSORS_SUFFIX,
     SaveOptions,
@@ -15,7 +16,6 @@ from deepnvme._checkpoint.save import (
     start_archive,
     start_safetensors,
 )
-from deepnvme._checkpoint.tensor_names import has_dtensors, local_nbytes
 from deepnvme._deepnvme import _SaveStaging
 from deepnvme._utils.memory import available_bytes
 

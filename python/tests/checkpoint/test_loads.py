@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint.tensor_names import NamePatterns
+from deepnvme._checkpoint.nested_states import NamePatterns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepnvme._checkpoint.checkpoint import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.distributed.state import SerialisedState, raise_different, serialise
+from deepnvme._checkpoint.nested_states import has_dtensors
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.tensor_names import has_dtensors
 from deepnvme._deepnvme import StripeSet, _crc64, _NewFile, _shard_ranges
 from deepnvme.errors import CancelledError, NotFoundError
 

@@ -12,10 +12,10 @@ from deepnvme._checkpoint.dcp.plans import ComparingPlanner, NamingPlanner
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
 from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
 from deepnvme._checkpoint.distributed.process_group import run_interruptibly
+from deepnvme._checkpoint.nested_states import named_tensors, refuse_lost
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.plain_values import empty_containers
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.tensor_names import named_tensors, refuse_lost
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme._utils.public import warn_caller
 from deepnvme._utils.signal_safe_event import SignalSafeEvent

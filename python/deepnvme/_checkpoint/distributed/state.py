@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
+from deepnvme._checkpoint.nested_states import named_tensors
 from deepnvme._checkpoint.pickler import pickle_with_storages
 from deepnvme._checkpoint.save import NamedTensor, SaveOptions, checked_tensors, plan_archive, plan_safetensors
-from deepnvme._checkpoint.tensor_names import named_tensors
 from deepnvme._utils.tensors import contiguous_exactly
 
 if TYPE_CHECKING:
