@@ -2,7 +2,8 @@
 
 - ``save`` writes a file, ``pickler`` pickles objects for torch archives, and ``shards`` splits large safetensors.
 - ``load`` checks its arguments, which ``load_request`` holds. That loads all files, ``load_into`` fills existing
-  tensors, and ``lazy`` reads tensors on first use. ``source_files`` are the files, which a save may replace meanwhile.
+  tensors, and ``lazy`` reads tensors on first use. ``source_files`` are the files, which a save may replace meanwhile,
+  and what each contains.
 - ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
 - ``load_memory`` is the memory that a load fills, and the pool that reuses it. ``shared_targets`` refuses targets that
   share memory, and ``read_ahead`` reads for lazy states.
@@ -11,6 +12,5 @@
   saves, ``history`` keeps its folder, ``checkpoint`` describes a checkpoint, ``checkpointer_stats`` counts, and
   ``distributed`` coordinates processes.
 - ``dcp`` writes and reads the folders of ``torch.distributed.checkpoint``.
-- ``nested_states`` finds the tensors of nested states, and names them. ``file_entries`` are those of
-  files.
+- ``nested_states`` finds the tensors of nested states, and names them.
 """

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.source_files import retry_if_replaced
+from deepnvme._checkpoint.source_files import TensorEntry, retry_if_replaced, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import copy_exactly, require_torch

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import _utils
 
-from deepnvme._checkpoint.file_entries import tensor_entries
 from deepnvme._checkpoint.read_ahead import ReadAhead
 from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
+from deepnvme._checkpoint.source_files import tensor_entries
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import without_memory

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.file_entries import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.load_memory import allocate
 from deepnvme._checkpoint.nested_states import (
     has_name,
@@ -20,6 +19,7 @@ from deepnvme._checkpoint.nested_states import (
 )
 from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values
 from deepnvme._checkpoint.shared_targets import TargetOverlaps, compare
+from deepnvme._checkpoint.source_files import StorageEntry, storage_entries, tensor_entries
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.public import first_of, warn_caller

@@ -6,8 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.file_entries import TensorEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.source_files import SourceFile, retry_if_replaced, stored_set
+from deepnvme._checkpoint.source_files import (
+    SourceFile,
+    TensorEntry,
+    retry_if_replaced,
+    storage_entries,
+    stored_set,
+    tensor_entries,
+)
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import first_of, warn_caller

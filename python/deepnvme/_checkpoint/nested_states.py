@@ -62,51 +62,6 @@ def each_with_keys(state: Any) -> Iterator[tuple[Keys, object]]:
         todo += reversed([((*keys, key), below) for key, below in _contents(value) or ()])
 
 
-def _contents(value: object) -> Iterable[tuple[object, object]] | None:
-    if isinstance(value, Mapping):
-        return value.items()
-    return enumerate(value) if isinstance(value, list | tuple) else None
-
-
-class _Walk:
-    def __init__(self) -> None:
-        import torch  # noqa: PLC0415
-
-        self._tensor = torch.Tensor
-        # By id: the container, and whether it contains tensors.
-        self._seen: dict[int, tuple[object, bool]] = {}
-        self._revisits = 0
-        # References to a container from within itself.
-        self._loops = 0
-
-    def below(self, value: object, keys: Keys, outer: tuple[int, ...]) -> Iterator[tuple[Keys, torch.Tensor]]:
-        if isinstance(value, self._tensor):
-            yield keys, value
-            return
-        contents = _contents(value)
-        if contents is None:
-            return
-        if id(value) in outer:
-            self._loops += 1
-            return
-        if (known := self._seen.get(id(value))) is not None:
-            if not known[1]:
-                return
-            self._revisits += 1
-            if self._revisits > _REVISITS_MAX:
-                msg = f"the containers of the state refer to each other more than {_REVISITS_MAX} times"
-                raise InvalidArgumentError(f"{msg}; its tensors have no end of names")
-        if len(keys) >= _DEPTH_MAX:
-            raise InvalidArgumentError("the objects of the state are nested too deeply to be saved and loaded again")
-        has_tensors, loops = False, self._loops
-        for key, part in contents:
-            for found in self.below(part, (*keys, key), (*outer, id(value))):
-                has_tensors = True
-                yield found
-        # What ended in a loop may go on from another place.
-        self._seen[id(value)] = value, has_tensors or self._loops > loops
-
-
 class NamePatterns:
     """Names or patterns of names. A pattern that matches a name up to a dot matches all names below it."""
 
@@ -137,15 +92,6 @@ class NamePatterns:
     def unmatched(self) -> list[str]:
         """The patterns that have matched no name so far."""
         return [*self._unmatched]
-
-
-def _names_above(name: str) -> Iterator[str]:
-    """Yield the name, and its parts up to each dot."""
-    yield name
-    at = name.rfind(".")
-    while at >= 0:
-        yield name[:at]
-        at = name.rfind(".", 0, at)
 
 
 def named_tensors(state: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -219,11 +165,65 @@ def local_nbytes(state: object) -> int:
     return sum(int(tensor.nbytes) for tensor in own if str(tensor.layout) == "torch.strided" and not tensor.is_nested)
 
 
+def escaped(text: str) -> str:
+    """Escape lone surrogates, so that a name can be printed and passed to Rust."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _names_above(name: str) -> Iterator[str]:
+    """Yield the name, and its parts up to each dot."""
+    yield name
+    at = name.rfind(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.rfind(".", 0, at)
+
+
 def _joined(name: str, part: object) -> str:
     text = escaped(str(part))
     return f"{name}.{text}" if name else text
 
 
-def escaped(text: str) -> str:
-    """Escape lone surrogates, so that a name can be printed and passed to Rust."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+def _contents(value: object) -> Iterable[tuple[object, object]] | None:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list | tuple) else None
+
+
+class _Walk:
+    def __init__(self) -> None:
+        import torch  # noqa: PLC0415
+
+        self._tensor = torch.Tensor
+        # By id: the container, and whether it contains tensors.
+        self._seen: dict[int, tuple[object, bool]] = {}
+        self._revisits = 0
+        # References to a container from within itself.
+        self._loops = 0
+
+    def below(self, value: object, keys: Keys, outer: tuple[int, ...]) -> Iterator[tuple[Keys, torch.Tensor]]:
+        if isinstance(value, self._tensor):
+            yield keys, value
+            return
+        contents = _contents(value)
+        if contents is None:
+            return
+        if id(value) in outer:
+            self._loops += 1
+            return
+        if (known := self._seen.get(id(value))) is not None:
+            if not known[1]:
+                return
+            self._revisits += 1
+            if self._revisits > _REVISITS_MAX:
+                msg = f"the containers of the state refer to each other more than {_REVISITS_MAX} times"
+                raise InvalidArgumentError(f"{msg}; its tensors have no end of names")
+        if len(keys) >= _DEPTH_MAX:
+            raise InvalidArgumentError("the objects of the state are nested too deeply to be saved and loaded again")
+        has_tensors, loops = False, self._loops
+        for key, part in contents:
+            for found in self.below(part, (*keys, key), (*outer, id(value))):
+                has_tensors = True
+                yield found
+        # What ended in a loop may go on from another place.
+        self._seen[id(value)] = value, has_tensors or self._loops > loops

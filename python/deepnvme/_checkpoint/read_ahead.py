@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from deepnvme._checkpoint.file_entries import storage_entries
 from deepnvme._checkpoint.load_memory import LoadBuffers
+from deepnvme._checkpoint.source_files import storage_entries
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import Error
 

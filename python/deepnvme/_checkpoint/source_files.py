@@ -1,4 +1,4 @@
-"""The files of a saved state, and loads whose files are replaced meanwhile."""
+"""The files of a saved state: the tensors and storages of each, and loads whose files are replaced meanwhile."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from deepnvme.errors import ChecksumError, CorruptFileError, Error
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TypeVar
+
+    from deepnvme._deepnvme import _CheckpointReader
 
     _Files = TypeVar("_Files")
     _Result = TypeVar("_Result")
@@ -34,6 +36,45 @@ def stored_set(named: StripeSet) -> StripeSet:
         return StripeSet.from_manifest(named.manifest_path)
     except FileNotFoundError:
         return named
+
+
+class TensorEntry(NamedTuple):
+    """A tensor of a file. The extension returns a plain tuple."""
+
+    name: str
+    dtype: str
+    """As torch names it, such as ``"bfloat16"``."""
+    shape: list[int]
+    strides: list[int]
+    """In elements."""
+    storage_offset: int
+    """Offset of its first element in the storage, in elements."""
+    storage: int
+    """Index of its storage, in the list of :func:`storage_entries`."""
+
+
+class StorageEntry(NamedTuple):
+    """A storage of a file: the bytes of one or more tensors. In a safetensors file each tensor has its own.
+
+    The extension returns a plain tuple.
+    """
+
+    name: str
+    nbytes: int
+    location: str
+    """The device it was saved from, as torch spells it."""
+    offset: int
+    """Offset in the file, in bytes."""
+
+
+def tensor_entries(reader: _CheckpointReader, numbers: list[int] | None = None) -> list[TensorEntry]:
+    """Return the tensors in the order of the file, or those of these numbers."""
+    return [*map(TensorEntry._make, reader.tensors(numbers))]
+
+
+def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:
+    """Return the storages. ``TensorEntry.storage`` is an index into this list."""
+    return [*map(StorageEntry._make, reader.storages())]
 
 
 def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Result]) -> _Result:

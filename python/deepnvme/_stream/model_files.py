@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.file_entries import StorageEntry, TensorEntry, storage_entries, tensor_entries
-from deepnvme._checkpoint.source_files import retry_if_replaced, stored_set
+from deepnvme._checkpoint.source_files import (
+    StorageEntry,
+    TensorEntry,
+    retry_if_replaced,
+    storage_entries,
+    stored_set,
+    tensor_entries,
+)
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._utils.arguments import path_of

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from deepnvme._checkpoint.file_entries import storage_entries, tensor_entries
+from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
 from deepnvme._deepnvme import _CheckpointReader, _crc64
 from deepnvme.errors import ChecksumError, CorruptFileError
 
