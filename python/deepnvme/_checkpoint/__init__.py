@@ -2,14 +2,14 @@
 
 - ``save`` writes a file, ``pickler`` pickles objects for torch archives, and ``shards`` splits large safetensors.
 - ``load`` checks its arguments, which ``load_request`` holds. That loads all files, ``load_into`` fills existing
-  tensors, and ``lazy`` reads tensors on first use. ``source_files`` are the files, which a save may replace meanwhile,
-  and what each contains.
+  tensors, and ``lazy`` reads tensors on first use, some of them ahead (``read_ahead``). ``plain_values`` are the values
+  of a state that are no tensors. ``source_files`` are the files, which a save may replace meanwhile, and what each
+  contains.
 - ``safe_unpickler`` builds the objects of a pickle within ``size_limits``, and runs no code of the file.
-- ``load_memory`` is the memory that a load fills, and the pool that reuses it. ``shared_targets`` refuses targets that
-  share memory, and ``read_ahead`` reads for lazy states.
+- ``load_memory`` is the memory that a load fills, and the pool that reuses it.
 - ``iterate`` yields the weights of a model in bounded memory.
-- ``checkpointer`` saves a training run: ``save_schedule`` decides when, ``save_start`` and ``background_save`` run its
-  saves, ``history`` keeps its folder, ``checkpoint`` describes a checkpoint, ``checkpointer_stats`` counts, and
+- ``checkpointer`` saves a training run: ``save_start`` decides when a save starts, ``background_save`` runs it,
+  ``history`` keeps the folder, ``checkpoint`` describes a checkpoint, ``checkpointer_stats`` counts, and
   ``distributed`` coordinates processes.
 - ``dcp`` writes and reads the folders of ``torch.distributed.checkpoint``.
 - ``nested_states`` finds the tensors of nested states, and names them.

@@ -1,4 +1,4 @@
-"""Saves that run in the background, one after the other, and their errors."""
+"""Saves that run in the background, one after the other, their errors, and the waits of optimizers for them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from deepnvme._utils.signal_safe_event import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme.errors import CancelledError, ClosedError, Error
+
+if TYPE_CHECKING:
+    import torch
 
 # Of a saved file: size in bytes, and offset, size and CRC-64 of its index.
 SaveResult: TypeAlias = tuple[int, int, int, int]
@@ -149,6 +152,21 @@ class BackgroundSaves:
     def _drop_finished(self) -> None:
         # Finished saves refer to the Checkpointer, and would keep it from being freed.
         self._running[:] = [current for current in self._running if current.is_running]
+
+
+@contextmanager
+def before_each_step(optimizers: tuple[torch.optim.Optimizer, ...], wait: Callable[[], None]) -> Iterator[None]:
+    """Call ``wait`` before each step of these optimizers, and at the end of the block."""
+    for optimizer in optimizers:
+        if not hasattr(optimizer, "register_step_pre_hook"):
+            raise TypeError(f"overlap takes optimizers of torch, not {type(optimizer).__name__}")
+    hooks = [optimizer.register_step_pre_hook(lambda *_: wait()) for optimizer in optimizers]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        wait()
 
 
 def _report_unraised(failures: deque[BaseException], process: int) -> None:

@@ -13,17 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deepnvme._checkpoint.background_save import BackgroundSaves
+from deepnvme._checkpoint.background_save import BackgroundSaves, before_each_step
 from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats, StatsCounter
 from deepnvme._checkpoint.distributed.parts import fetch
 from deepnvme._checkpoint.distributed.process_group import RankGroup
 from deepnvme._checkpoint.distributed.writers import choose_writers
 from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
-from deepnvme._checkpoint.optimizer_hooks import before_each_step
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.save_schedule import SaveSchedule
-from deepnvme._checkpoint.save_start import SaveStarter
+from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
 from deepnvme._utils.arguments import absolute_path_of, parse_bytes, whole
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.public import public

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.shared_targets import compare
+from deepnvme._checkpoint.load_into import compare
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import copy_exactly
 

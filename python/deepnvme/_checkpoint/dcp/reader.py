@@ -20,7 +20,7 @@ from deepnvme._checkpoint.dcp.copies import ItemCopy, groups_of
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, CheckpointFolder, ItemLocation, decode
 from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
-from deepnvme._checkpoint.shared_targets import TargetOverlaps
+from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import public_in
