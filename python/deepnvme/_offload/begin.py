@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._modules.placeholder import is_on_disk
+from deepnvme._modules.weight_classes import is_on_disk
 from deepnvme._offload.parameter_offload import ParameterOffload
 from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._swap.swapper import Swapper

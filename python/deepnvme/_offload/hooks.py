@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from torch.utils.hooks import RemovableHandle
 
-from deepnvme._modules.forward_wrapper import untraced
+from deepnvme._modules.calls import untraced
 
 if TYPE_CHECKING:
     from collections import OrderedDict

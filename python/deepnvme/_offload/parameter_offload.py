@@ -12,8 +12,8 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._modules.forward_wrapper import wrap_call, wrap_forward
-from deepnvme._modules.placeholder import is_on_disk
+from deepnvme._modules.calls import wrap_call, wrap_forward
+from deepnvme._modules.weight_classes import is_on_disk
 from deepnvme._offload.autograd import save_references
 from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced

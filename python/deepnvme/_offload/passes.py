@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._modules.recording import refuse_recording
-from deepnvme._modules.results import with_copies
+from deepnvme._modules.calls import refuse_recording, with_copies
 from deepnvme._offload.autograd import drop_stale_hooks, save_references
 from deepnvme._offload.residence import Holder
 from deepnvme._utils.tensors import address_of

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deepnvme._modules.bound_parameter import BoundParameter
-from deepnvme._modules.placeholder import OnDiskParameter, foreign_attributes, on_disk_message
+from deepnvme._modules.weight_classes import BoundParameter, OnDiskParameter, foreign_attributes, on_disk_message
 from deepnvme._utils.tensors import without_memory, without_override
 from deepnvme.errors import UnsupportedError
 

@@ -6,8 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._modules.forward_wrapper import wrap_forward
-from deepnvme._modules.recording import refuse_recording
+from deepnvme._modules.calls import refuse_recording, wrap_forward
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme.errors import ClosedError
 

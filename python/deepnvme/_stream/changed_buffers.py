@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from deepnvme._modules.placeholder import has_no_values
+from deepnvme._modules.weight_classes import has_no_values
 from deepnvme._utils.tensors import without_gradients
 
 

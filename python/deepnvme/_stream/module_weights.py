@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deepnvme._modules.placeholder import has_no_values, is_on_disk
+from deepnvme._modules.weight_classes import has_no_values, is_on_disk
 from deepnvme._stream.model_files import ModelFiles
 from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.public import first_of, warn_caller

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from deepnvme._modules.placeholder import Placeholder
+from deepnvme._modules.weight_classes import Placeholder
 from deepnvme._stream.parameter_binding import get_weight, is_streamed, set_weight
 
 if TYPE_CHECKING:

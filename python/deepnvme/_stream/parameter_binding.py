@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._modules.bound_parameter import BoundParameter, FixedParameter
-from deepnvme._modules.placeholder import Placeholder
-from deepnvme._modules.results import with_copies
+from deepnvme._modules.calls import with_copies
+from deepnvme._modules.weight_classes import BoundParameter, FixedParameter, Placeholder
 from deepnvme._stream.changed_buffers import have_same_bytes
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.tensors import address_of

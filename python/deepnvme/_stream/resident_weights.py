@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import _Streamer
-from deepnvme._modules.bound_parameter import BoundParameter
+from deepnvme._modules.weight_classes import BoundParameter
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import get_weight, set_weight, view_weight
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions

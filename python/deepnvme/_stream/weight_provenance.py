@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._modules.placeholder import Placeholder, has_no_values
+from deepnvme._modules.weight_classes import Placeholder, has_no_values
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, can_cast, concatenate, narrow
 from deepnvme._utils.public import warn_caller
 from deepnvme.errors import UnsupportedError

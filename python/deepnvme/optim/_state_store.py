@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepnvme._modules.placeholder import ON_DISK_STRIDE
+from deepnvme._modules.weight_classes import ON_DISK_STRIDE
 from deepnvme._utils.memory_order import MemoryOrder, is_dense, row_major
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode

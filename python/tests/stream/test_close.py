@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import deepnvme
-from deepnvme._modules.placeholder import Placeholder
+from deepnvme._modules.weight_classes import Placeholder
 from deepnvme.errors import ClosedError
 
 from . import plain_module

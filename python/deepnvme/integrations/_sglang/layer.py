@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._modules.partition import Weight
-from deepnvme._modules.placeholder import Placeholder
+from deepnvme._modules.weight_classes import Placeholder
 from deepnvme._stream.parameter_binding import refuse_loading, set_weight
 from deepnvme.integrations._sglang.weight_file import TensorLayout, WeightFile, is_dense, plan_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from deepnvme._modules.placeholder import Gate
+    from deepnvme._modules.weight_classes import Gate
 
 _RESTART = "restart with the new weights"
 

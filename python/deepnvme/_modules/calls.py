@@ -1,18 +1,26 @@
-"""Replace a method of one module, and put it back."""
+"""Surround calls of modules: replace a method, refuse calls that are recorded, and copy results that view weights."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 import threading
+import types
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils import _pytree as tree
+
+from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
+
+_Mode = torch._C._TorchDispatchModeKey  # noqa: SLF001
+_RECORDING_MODES = {_Mode.FAKE: "FakeTensorMode", _Mode.PROXY: "make_fx", _Mode.FUNCTIONAL: "functionalization"}
 
 
 def wrap_forward(
@@ -101,6 +109,60 @@ def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not _disabled:
         _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
     return _disabled[0](call, *args, **kwargs)
+
+
+def refuse_recording(model: str, arguments: Iterable[Any]) -> None:
+    """Raise if a call is recorded or transformed.
+
+    Weights from disk are in memory while their layer runs, and the memory then gets other weights. A recorded program
+    would keep the memory. A transform wraps the weights, or sees placeholders.
+
+    Args:
+        model: says which model, for the error.
+        arguments: the arguments of the call.
+
+    Raises:
+        UnsupportedError: the call is recorded or transformed.
+    """
+    if (recorder := _recorder(arguments)) is not None:
+        raise UnsupportedError(
+            f"{model} cannot be traced, exported or transformed ({recorder}): its weights are on disk, and in memory "
+            "only while their layer runs. Do that with a model whose weights are in memory"
+        )
+
+
+def with_copies(output: Any, is_view: Callable[[Any], bool]) -> Any:
+    """Replace the tensors in a module's result that are views by copies, also in data classes and simple objects."""
+
+    def copied(leaf: Any) -> Any:
+        if is_view(leaf):
+            return leaf.clone()
+        if dataclasses.is_dataclass(leaf) or isinstance(leaf, types.SimpleNamespace):
+            for name, value in [*vars(leaf).items()]:
+                object.__setattr__(leaf, name, with_copies(value, is_view))
+        return leaf
+
+    leaves = tree.tree_leaves(output)
+    if all(copied(leaf) is leaf for leaf in leaves):
+        return output
+    return tree.tree_map(copied, output)
+
+
+def _recorder(arguments: Iterable[Any]) -> str | None:
+    if torch._C._functorch.peek_interpreter_stack() is not None:  # noqa: SLF001
+        return "torch.func"
+    if torch._C._get_tracing_state() is not None:  # noqa: SLF001
+        return "torch.jit.trace"
+    if torch._C._len_torch_dispatch_stack():  # noqa: SLF001
+        for mode, name in _RECORDING_MODES.items():
+            if torch._C._get_dispatch_mode(mode) is not None:  # noqa: SLF001
+                return name
+    if any(isinstance(argument, torch.fx.Proxy) for argument in arguments):
+        return "torch.fx"
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_used and torch.cuda.is_current_stream_capturing():
+        return "a CUDA graph"
+    return None
 
 
 def _call(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
