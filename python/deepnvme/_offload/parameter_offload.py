@@ -15,13 +15,11 @@ from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._modules.calls import wrap_call, wrap_forward
 from deepnvme._modules.weight_classes import is_on_disk
 from deepnvme._offload.autograd import save_references
-from deepnvme._offload.fingerprint import fingerprint
 from deepnvme._offload.groups import find_blocks, find_misplaced
 from deepnvme._offload.hooks import StepGuard, UntracedHook, add_hook, copy_error
 from deepnvme._offload.passes import BlockRunner
-from deepnvme._offload.residence import Residence
-from deepnvme._offload.saving import ShardSaver
-from deepnvme._offload.state_dicts import fill_state_dicts, load_hooks_done
+from deepnvme._offload.residence import Residence, fingerprint
+from deepnvme._offload.state_dicts import ShardSaver, fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
