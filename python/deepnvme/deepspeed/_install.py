@@ -9,8 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from deepnvme._utils.fork_locks import make_lock
-from deepnvme._utils.import_hooks import ImportHook
-from deepnvme._utils.patches import Patches
+from deepnvme._utils.patches import ImportHook, Patches
 from deepnvme._utils.public import public_in
 
 from . import _monkeypatches, _workarounds

@@ -23,8 +23,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.fork_locks import make_lock
-from deepnvme._utils.import_hooks import ImportHook
-from deepnvme._utils.patches import Patches
+from deepnvme._utils.patches import ImportHook, Patches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
