@@ -73,10 +73,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
-    from deepnvme._commands.checkpoint_files import convert, inspect, verify
-    from deepnvme._commands.measure import bench, report, tune
-    from deepnvme._commands.pack import pack
-    from deepnvme._commands.result import CommandResult
+    from deepnvme._commands import CommandResult, bench, convert, inspect, pack, report, tune, verify
     from deepnvme._offload import ParameterOffload, offload_parameters
     from deepnvme._stream import Streaming, StreamStats, stream
     from deepnvme._swap import Borrowed, Swapper, SwapStats
@@ -142,24 +139,24 @@ _LAZY = {
     "Checkpoint": "_checkpoint.checkpoint",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.checkpointer_stats",
-    "CommandResult": "_commands.result",
+    "CommandResult": "_commands",
     "Borrowed": "_swap",
     "ParameterOffload": "_offload",
     "StreamStats": "_stream",
     "Streaming": "_stream",
     "SwapStats": "_swap",
     "Swapper": "_swap",
-    "bench": "_commands.measure",
-    "convert": "_commands.checkpoint_files",
-    "inspect": "_commands.checkpoint_files",
+    "bench": "_commands",
+    "convert": "_commands",
+    "inspect": "_commands",
     "load": "_checkpoint.load",
     "offload_parameters": "_offload",
-    "pack": "_commands.pack",
-    "report": "_commands.measure",
+    "pack": "_commands",
+    "report": "_commands",
     "save": "_checkpoint.save",
     "stream": "_stream",
-    "tune": "_commands.measure",
-    "verify": "_commands.checkpoint_files",
+    "tune": "_commands",
+    "verify": "_commands",
 }
 
 
