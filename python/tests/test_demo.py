@@ -12,10 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deepnvme._demo import checkpoints, command, output, weights  # noqa: E402
+from deepnvme._demo import checkpoints, command, comparison, weights  # noqa: E402
 from deepnvme._demo.checkpoints import compare_bits  # noqa: E402
-from deepnvme._demo.cold_files import cached_share, drop  # noqa: E402
-from deepnvme._demo.comparison import Comparison, WrongResultError  # noqa: E402
+from deepnvme._demo.comparison import Comparison, WrongResultError, cached_share, drop  # noqa: E402
 
 
 def small_state() -> weights.State:
@@ -100,22 +99,22 @@ def test_the_rates_and_the_ratio_are_those_of_the_round_with_the_median_ratio() 
     assert one.ratio == 2.0
     unsteady = Comparison("load", "GB/s", "torch", theirs=[1.0, 1.65, 4.0], ours=[1.5, 1.3, 8.0])
     assert unsteady.ratio == 1.5
-    assert output.table([unsteady]).splitlines()[1].split() == ["load", "torch", "1.00", "1.50", "GB/s", "1.5x"]
+    assert comparison.table([unsteady]).splitlines()[1].split() == ["load", "torch", "1.00", "1.50", "GB/s", "1.5x"]
     missing = Comparison("generate", "tokens/s", "accelerate", missing="pip install accelerate")
-    shown = output.table([one, missing])
+    shown = comparison.table([one, missing])
     assert shown.splitlines()[1].split() == ["save", "torch", "1.00", "2.00", "GB/s", "2.0x"]
     assert "not measured: pip install accelerate" in shown
 
 
 def test_the_picture_is_valid(tmp_path: Path) -> None:
     one = Comparison("save & load", "GB/s", "torch <2>", theirs=[1.0], ours=[2.0])
-    output.write_picture(tmp_path / "bars.svg", [one, Comparison("a", "b", "c", missing="d")])
+    comparison.write_picture(tmp_path / "bars.svg", [one, Comparison("a", "b", "c", missing="d")])
     texts = [element.text for element in ET.parse(tmp_path / "bars.svg").iter() if element.text]
     assert "torch <2>: 1.00 GB/s" in texts
 
 
 def test_progress_is_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = output.StepProgress(2)
+    progress = comparison.StepProgress(2)
     progress.step("one")
     progress.close()
     assert capsys.readouterr() == ("", "")

@@ -2,7 +2,6 @@
 
 - ``command``: runs the stages in order.
 - ``checkpoints``, ``generation``, ``training``: one stage each. A stage alternates both tools and checks their results.
-- ``real_model``, ``weights``: the input.
-- ``cold_files``: files that are not in the page cache.
-- ``comparison``, ``output``: results, and how they are shown.
+- ``weights``: the input, a real model and generated weights.
+- ``comparison``: how two tools are compared, and how the result is shown.
 """

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 import deepnvme
-from deepnvme._demo.cold_files import drop
-from deepnvme._demo.comparison import Comparison, WrongResultError
+from deepnvme._demo.comparison import Comparison, WrongResultError, drop
 from deepnvme._demo.weights import State, total_bytes
 
 if TYPE_CHECKING:

@@ -10,10 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme
-from deepnvme._demo import checkpoints, generation, output, training
-from deepnvme._demo.comparison import Comparison, WrongResultError
-from deepnvme._demo.real_model import SENTENCES, Embedder
-from deepnvme._demo.weights import SIZE_MIN, State, check_resources, choose_bytes, enlarge, total_bytes
+from deepnvme._demo import checkpoints, generation, training
+from deepnvme._demo.comparison import Comparison, StepProgress, WrongResultError, table, write_picture
+from deepnvme._demo.weights import (
+    SENTENCES,
+    SIZE_MIN,
+    Embedder,
+    State,
+    check_resources,
+    choose_bytes,
+    enlarge,
+    total_bytes,
+)
 from deepnvme._stream.cli.commands import report_errors
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.terminal import say
@@ -40,7 +48,7 @@ def _run(options: dict[str, Any]) -> int:
     check_resources(folder)
     tell = _silent if options["json"] else say
     began = time.monotonic()
-    progress = output.StepProgress(_STEPS)
+    progress = StepProgress(_STEPS)
     with tempfile.TemporaryDirectory(prefix=".deepnvme-demo-", dir=folder) as scratch:
         try:
             compared = _compare(Path(scratch), asked, tell, progress)
@@ -51,8 +59,8 @@ def _run(options: dict[str, Any]) -> int:
             progress.close()
         backend = deepnvme.stats().backend
     picture = folder / PICTURE
-    output.write_picture(picture, compared)
-    tell("\n" + output.table(compared))
+    write_picture(picture, compared)
+    tell("\n" + table(compared))
     tell("\nEach row is the round with the median ratio. Every result was compared bit for bit. A save ends on disk.")
     tell("Files leave the page cache before they are read; accelerate's before each token, as if memory were full.")
     tell(f"{backend} moved the bytes. Picture: {picture}. Done in {time.monotonic() - began:.0f} s.")
@@ -62,7 +70,7 @@ def _run(options: dict[str, Any]) -> int:
     return 0
 
 
-def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: output.StepProgress) -> list[Comparison]:
+def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: StepProgress) -> list[Comparison]:
     embedder = _open_embedder(tell)
     weights = embedder.weights() if embedder else {}
     size, reasons = choose_bytes(asked, scratch, 2 * checkpoints.ROUNDS)

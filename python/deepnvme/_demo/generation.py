@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._demo.cold_files import drop
-from deepnvme._demo.comparison import Comparison, WrongResultError
+from deepnvme._demo.comparison import Comparison, WrongResultError, drop
 from deepnvme._stream.cli.synthetic_models import make_llama
 from deepnvme._stream.streaming import stream
 

