@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from . import _device_tensors
+from . import _pinned_tensors
 from .async_io import ALIGNMENT_BYTES, aio_handle
 
 
@@ -53,11 +53,11 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
 
     def new_pinned_device_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
         """Return a new pinned 1-D tensor with dtype and device of the example (the keyword is DeepSpeed's)."""
-        return _device_tensors.new(num_elem, example_tenosr, self._operations.pin)
+        return _pinned_tensors.new_on_gpu(num_elem, example_tenosr, self._operations.pin)
 
     def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
         """Free a tensor of `new_pinned_device_tensor` and leave it empty; returns True. Others are a `ValueError`."""
-        _device_tensors.free(tensor)
+        _pinned_tensors.free_on_gpu(tensor)
         return True
 
     def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
@@ -67,10 +67,10 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         unpinned or dropped, or later registrations need the room. Transfers of any part of it then bypass CPU memory.
         Otherwise, or if cuFile refuses, the tensor is only recorded, and transfers are unchanged.
         """
-        _device_tensors.pin(tensor, self._operations.pin)
+        _pinned_tensors.pin(tensor, self._operations.pin)
         return True
 
     def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
         """Remove a tensor from the record and leave it unchanged; returns True. `ValueError` if it is not recorded."""
-        _device_tensors.unpin(tensor)
+        _pinned_tensors.unpin(tensor)
         return True

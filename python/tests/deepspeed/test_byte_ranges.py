@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme.deepspeed import aio_handle
-from deepnvme.deepspeed._byte_ranges import ByteRanges
+from deepnvme.deepspeed._operations import ByteRanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable

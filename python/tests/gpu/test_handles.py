@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepnvme.deepspeed import _device_tensors, _engine_pool, aio_handle, gds_handle
+from deepnvme.deepspeed import _engine_pool, _pinned_tensors, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
@@ -35,11 +35,11 @@ def gds(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[gds_handle]:
         return tensor
 
     if not gpu.is_real:
-        monkeypatch.setattr(_device_tensors, "allocate", allocate)
+        monkeypatch.setattr(_pinned_tensors, "allocate_on_gpu", allocate)
     yield gds_handle()
     gc.collect()
     _engine_pool.pool.clear()
-    assert len(_device_tensors.pinned) == 0
+    assert len(_pinned_tensors.pinned_on_gpu) == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64])
@@ -195,10 +195,10 @@ def test_dropped_tensors_leave_the_record(gpu: Any, gds: gds_handle) -> None:
         kept = gds.new_pinned_device_tensor(1000, example)
         pinned = gpu.tensor(torch.zeros(1000))
         gds.pin_device_tensor(pinned)
-        assert len(_device_tensors.pinned) == 2
+        assert len(_pinned_tensors.pinned_on_gpu) == 2
         del kept, pinned
         gc.collect()
-        assert len(_device_tensors.pinned) == 0
+        assert len(_pinned_tensors.pinned_on_gpu) == 0
 
 
 def test_freed_while_an_operation_is_pending(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:
