@@ -1,11 +1,11 @@
 """Run models whose weights stay on disk.
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
-- ``model_files``, ``module_weights``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each
-  weight. ``config_limits`` refuses hostile configs.
+- ``model_files``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
+  ``config_limits`` refuses hostile configs.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
-- ``changed_buffers``: keeps changes of buffers.
+- ``original_weights``: what a module gets back in the end, with the changes of its buffers.
 - ``call_gate``: closes a model once no call runs.
 - ``thread_turns``: threads that run one model take turns if memory does not suffice for all.
 - ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from deepnvme._modules.partition import LayerGroup
     from deepnvme._stream.call_gate import CallGate
-    from deepnvme._stream.changed_buffers import ChangedBuffers
+    from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import WeightFiles
 

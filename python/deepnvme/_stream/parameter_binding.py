@@ -9,7 +9,6 @@ import torch
 
 from deepnvme._modules.calls import with_copies
 from deepnvme._modules.weight_classes import BoundParameter, FixedParameter, Placeholder
-from deepnvme._stream.changed_buffers import have_same_bytes
 from deepnvme._utils.fork_locks import make_lock
 from deepnvme._utils.tensors import address_of
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
     from deepnvme._modules.partition import Weight
     from deepnvme._stream.call_gate import CallGate
-    from deepnvme._stream.changed_buffers import ChangedBuffers
+    from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import Origin
 
 
@@ -264,6 +263,11 @@ def view_weight(
         if isinstance(like, torch.nn.Parameter):
             shaped = kind(shaped, requires_grad=False)
     return _mark(shaped, origin)
+
+
+def have_same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of one dtype and shape are equal bit for bit."""
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
 
 
 def without_views(memory: torch.Tensor, output: Any) -> Any:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deepnvme._modules.partition import Weight
-    from deepnvme._stream.changed_buffers import ChangedBuffers
+    from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import Origin, WeightFiles
 
 

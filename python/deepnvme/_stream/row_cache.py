@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from deepnvme._modules.partition import RowLookup
     from deepnvme._stream.call_gate import CallGate
-    from deepnvme._stream.changed_buffers import ChangedBuffers
+    from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import ByteRange, Origin, StoredRange, WeightFiles
 
     # Source and offset of contiguous rows; or the ranges of each row; or stored ranges and their target dtype.

@@ -15,11 +15,9 @@ from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.call_gate import CallGate
-from deepnvme._stream.changed_buffers import ChangedBuffers
 from deepnvme._stream.layer_cache import LayerCache
-from deepnvme._stream.model_files import ModelFiles
-from deepnvme._stream.module_weights import open_for_module
-from deepnvme._stream.original_weights import OriginalWeights
+from deepnvme._stream.model_files import ModelFiles, open_for_module
+from deepnvme._stream.original_weights import ChangedBuffers, OriginalWeights
 from deepnvme._stream.parameter_binding import refuse_loading
 from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
 from deepnvme._stream.resident_weights import load_resident
