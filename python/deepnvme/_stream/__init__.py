@@ -6,8 +6,7 @@
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``original_weights``: what a module gets back in the end, with the changes of its buffers.
-- ``call_gate``: closes a model once no call runs.
-- ``thread_turns``: threads that run one model take turns if memory does not suffice for all.
+- ``calling_threads``: threads that run one model take turns, and a close waits for them.
 - ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.
 """
 

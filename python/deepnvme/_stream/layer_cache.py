@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import _Streamer, span
+from deepnvme._stream.calling_threads import ThreadTurns
 from deepnvme._stream.memory_budget import slot_offsets
 from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, without_views
-from deepnvme._stream.thread_turns import ThreadTurns
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._modules.partition import LayerGroup
-    from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.calling_threads import CallGate
     from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import WeightFiles

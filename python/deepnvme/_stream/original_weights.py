@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deepnvme._modules.partition import Weight
-    from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.calling_threads import CallGate
 
 
 class OriginalWeights:

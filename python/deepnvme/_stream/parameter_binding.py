@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from deepnvme._modules.partition import Weight
-    from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.calling_threads import CallGate
     from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import Origin
 

@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from deepnvme._deepnvme import _row_page_bytes, _SparseRowCache
+from deepnvme._stream.calling_threads import ThreadTurns
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
-from deepnvme._stream.thread_turns import ThreadTurns
 from deepnvme._stream.weight_origin import FLOATS, stored_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deepnvme._modules.partition import RowLookup
-    from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.calling_threads import CallGate
     from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import ByteRange, Origin, StoredRange, WeightFiles
 

@@ -14,7 +14,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.call_gate import CallGate
+from deepnvme._stream.calling_threads import CallGate
 from deepnvme._stream.layer_cache import LayerCache
 from deepnvme._stream.model_files import ModelFiles, open_for_module
 from deepnvme._stream.original_weights import ChangedBuffers, OriginalWeights

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._stream.call_gate import CallGate
+    from deepnvme._stream.calling_threads import CallGate
     from deepnvme._stream.model_files import ModelFiles
     from deepnvme._stream.weight_origin import Origin
 

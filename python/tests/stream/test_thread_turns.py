@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deepnvme._stream.thread_turns import ThreadTurns
+from deepnvme._stream.calling_threads import ThreadTurns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
