@@ -93,7 +93,7 @@ def _make_model(folder: Path, nbytes: int) -> int:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        from deepnvme._stream.cli.synthetic_models import make_llama  # noqa: PLC0415
+        from deepnvme._stream.benchmark import make_llama  # noqa: PLC0415
 
         os.write(writing, str(make_llama(folder, nbytes)).encode())
         os._exit(0)

@@ -112,7 +112,7 @@ class Deepnvme(Tool):
 
     def roofline(self, ids: torch.Tensor) -> dict[str, float]:
         """See the base: of the layers that this memory cannot keep."""
-        from deepnvme._stream.cli import benchmark  # noqa: PLC0415
+        from deepnvme._stream import benchmark  # noqa: PLC0415
 
         model = self._model
         with torch.inference_mode():

@@ -29,7 +29,7 @@ def main() -> int:
                 from deepnvme._demo import command as demo  # noqa: PLC0415
 
                 return demo.run(command[1])
-            from deepnvme._stream.cli import commands  # noqa: PLC0415
+            from deepnvme._stream import commands  # noqa: PLC0415
 
             return commands.run(*command)
         return _run_command(sys.argv[1:])

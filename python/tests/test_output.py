@@ -15,7 +15,7 @@ import deepnvme
 torch = pytest.importorskip("torch")
 
 # The wheel's command; and what Python itself says, as `generate` and `stream-bench` do.
-SAYS = "import sys; from deepnvme._stream.cli import commands\ncommands._generate = lambda _: commands.say('x' * 9)\n"
+SAYS = "import sys; from deepnvme._stream import commands\ncommands._generate = lambda _: commands.say('x' * 9)\n"
 RUNS = f"{SAYS}sys.exit(commands.run('generate', '{{}}') or 0)"
 COMMANDS: dict[str, list[str]] = {
     "verify": ["verify", "a.pt"],

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._demo.comparison import Comparison, WrongResultError, drop
-from deepnvme._stream.cli.synthetic_models import make_llama
+from deepnvme._stream.benchmark import make_llama
 from deepnvme._stream.streaming import stream
 
 if TYPE_CHECKING:

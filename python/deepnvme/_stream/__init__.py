@@ -7,7 +7,8 @@
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``original_weights``: what a module gets back in the end, with the changes of its buffers.
 - ``calling_threads``: threads that run one model take turns, and a close waits for them.
-- ``stats``, ``throughput``: counters, large batches. ``cli``: the commands.
+- ``stats``, ``throughput``: counters, large batches.
+- ``commands``: ``deepnvme generate`` and ``deepnvme stream-bench``. ``benchmark`` is the second.
 """
 
 from deepnvme._stream.stats import Step, StreamStats

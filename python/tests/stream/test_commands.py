@@ -18,8 +18,8 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
-from deepnvme._stream.cli.benchmark import default_memory  # noqa: E402
-from deepnvme._stream.cli.commands import TokenProgress  # noqa: E402
+from deepnvme._stream.benchmark import default_memory  # noqa: E402
+from deepnvme._stream.commands import TokenProgress  # noqa: E402
 from small_llama import small_llama  # noqa: E402
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._stream.cli import benchmark
+from deepnvme._stream import benchmark
 
 transformers = pytest.importorskip("transformers")
 

@@ -47,7 +47,7 @@ def test_no_answer_on_the_terminal_lets_code_run(folder: Path, call: str) -> Non
     (folder / "tokenizer_config.json").write_text(json.dumps({"auto_map": {"AutoTokenizer": ["evil.Evil", None]}}))
     code = f"""
 import pathlib, sys, transformers, deepnvme
-from deepnvme._stream.cli.commands import _tokenizer
+from deepnvme._stream.commands import _tokenizer
 folder, tokenizer = pathlib.Path(sys.argv[1]), lambda folder: _tokenizer(transformers, folder)
 try:
     {call}

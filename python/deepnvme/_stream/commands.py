@@ -145,7 +145,7 @@ def _generate(options: dict[str, Any]) -> int:
 def _stream_bench(options: dict[str, Any]) -> int:
     import transformers  # noqa: PLC0415
 
-    from deepnvme._stream.cli import benchmark  # noqa: PLC0415
+    from deepnvme._stream import benchmark  # noqa: PLC0415
 
     _quiet(transformers)
     return benchmark.run(options)
