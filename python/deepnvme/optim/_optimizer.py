@@ -12,8 +12,7 @@ from deepnvme._utils.arguments import WHOLE_MAX, whole
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import FORMATS, FP32, StateKind
 from deepnvme.optim._gradients import SwappedGradient
-from deepnvme.optim._plan import StepPlans
-from deepnvme.optim._progress import StepProgress
+from deepnvme.optim._running_step import StepPlans, StepProgress
 from deepnvme.optim._state_store import MASTER, MemoryStore, StateStore
 
 if TYPE_CHECKING:

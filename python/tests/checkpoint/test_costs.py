@@ -182,13 +182,13 @@ def test_pairs_are_looked_at_before_they_are_taken_apart(tmp_path: Path) -> None
 
 CHILD = """
 import contextlib, pathlib, sys, torch, deepnvme
-from deepnvme._checkpoint.dcp import objects as _dcp_objects
+from deepnvme._checkpoint.dcp import values as _dcp_values
 path, way = sys.argv[1], sys.argv[2]
 deepnvme.save({"a": torch.ones(2)}, path + ".warm"); deepnvme.load(path + ".warm", lazy=True)["a"].sum()
 ways = {
     "load": lambda: deepnvme.load(path), "lazy": lambda: deepnvme.load(path, lazy=True),
     "into": lambda: deepnvme.load(path, into={"a": torch.empty(4)}),
-    "object": lambda: _dcp_objects.repickle_safely(pathlib.Path(path).read_bytes(), pathlib.Path(path), "x", None),
+    "object": lambda: _dcp_values.repickle_safely(pathlib.Path(path).read_bytes(), pathlib.Path(path), "x", None),
 }
 print("ready", flush=True)
 while True:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from deepnvme import optim
-from deepnvme.optim._plan import Gathered
+from deepnvme.optim._running_step import Gathered
 
 from .conftest import assert_same_bits
 

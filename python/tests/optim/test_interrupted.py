@@ -14,7 +14,7 @@ from torch import nn
 
 from deepnvme import optim
 from deepnvme.errors import ClosedError
-from deepnvme.optim._progress import StepProgress
+from deepnvme.optim._running_step import StepProgress
 from deepnvme.optim._swap_store import SwapStore
 
 if TYPE_CHECKING:
