@@ -9,7 +9,11 @@ pass. Its swapper refuses the second ("already assigned swap buffer id"). One re
 *`python -O`* removes every `assert`. DeepSpeed's swappers and file writers read, write and wait inside of `assert`, so
 nothing would be transferred, silently. Their modules are run with asserts enabled.
 
-*Resuming from a checkpoint* is in `_resume`.
+*Resuming from a checkpoint.* With `offload_optimizer` on `nvme`, `save_checkpoint` copies the swap files into the
+checkpoint and writes the rest of the optimizer into the usual file. `load_checkpoint` copies the swap files back but
+never opens that file. So Adam restarts at step 1, a new process forgets that it had moments, and small sub-groups,
+which are not swapped, keep their old values. Training continues with different losses than without the interruption.
+The checkpoint contains everything that is missing, so it is read.
 """
 
 from __future__ import annotations
@@ -17,9 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.patches import Patches
+
+if TYPE_CHECKING:
+    import torch
 
 _PARAMETERS = "deepspeed.runtime.swap_tensor.partitioned_param_swapper"
 _ENGINE = "deepspeed.runtime.engine"
@@ -93,10 +100,67 @@ def _with_restored_state(original: Callable[..., Any]) -> Callable[..., Any]:
             custom_load_fn=custom_load_fn,
         )
         if found[0] is not None and load_optimizer_states and not load_module_only:
-            # Imports torch.
-            from . import _resume  # noqa: PLC0415
-
-            _resume.restore_state(self, found[0])
+            restore_state(self, found[0])
         return found
 
     return load_checkpoint
+
+
+def restore_state(engine: Any, load_path: str) -> None:
+    """Complete a `load_checkpoint` of `engine`, which has just read the file `load_path`."""
+    zero = engine.optimizer
+    swapper = getattr(zero, "optimizer_swapper", None)
+    if swapper is None or engine.load_universal_checkpoint():
+        return
+    tag_folder = Path(load_path).parent
+    path = engine._get_zero_ckpt_name(str(tag_folder.parent), tag_folder.name)  # noqa: SLF001 - only DeepSpeed knows
+    saved = _read(engine, path)["optimizer_state_dict"]
+    zero.loss_scaler = saved["loss_scaler"]
+    zero.dynamic_loss_scale = saved["dynamic_loss_scale"]
+    zero.overflow = saved["overflow"]
+    _restore_optimizer(zero, saved["optimizer_state_dict"])
+    for sub_group, master in enumerate(zero.fp32_partitioned_groups_flat):
+        if zero._swappable_optimizer_subgroup(sub_group):  # noqa: SLF001
+            numel = int(zero.fp16_partitioned_groups_flat_numel[sub_group])
+            _register_swapped_state(swapper, master, zero.optimizer.state.get(master, {}), numel)
+        else:
+            master.data.copy_(saved["fp32_flat_groups"][sub_group].data)
+            zero._reassign_or_swap_out_partitioned_parameters(sub_group)  # noqa: SLF001
+    # Rebuilds the tensors that all ranks keep whole.
+    zero.checkpoint_event_epilogue()
+
+
+def _read(engine: Any, path: str) -> Any:
+    """Read a file that DeepSpeed does not open. Runs no code of the file unless the user has allowed it."""
+    from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine  # noqa: PLC0415 - it imports DeepSpeed
+
+    ours = engine.checkpoint_engine
+    if not isinstance(ours, DeepnvmeCheckpointEngine):
+        ours = DeepnvmeCheckpointEngine()
+    return ours.load(path, map_location="cpu")
+
+
+def _restore_optimizer(zero: Any, saved: dict[str, Any]) -> None:
+    # Between steps DeepSpeed keeps the param groups of its optimizer empty.
+    zero._set_fp32_optimizer_param_groups()  # noqa: SLF001
+    try:
+        zero.optimizer.load_state_dict(saved)
+    finally:
+        zero._clear_fp32_optimizer_param_groups()  # noqa: SLF001
+
+
+def _register_swapped_state(swapper: Any, master: torch.Tensor, state: dict[str, Any], numel: int) -> None:
+    """Register the tensors of a sub-group's state that are in files. The swapper reads them at the next step."""
+    import torch  # noqa: PLC0415
+
+    info = swapper.swap_params_info[swapper.parameter_id(master)]
+    # As in `purge_state`: forget what existed before the load.
+    info.tensors = info.tensors[:1]
+    info.has_state_tensors = False
+    info.release_unswapped_gradients()
+    swapped = [value for value in state.values() if torch.is_tensor(value) and value.dim() == 1 and value.numel() == 0]
+    for value in swapped:
+        # The swapper asks for the size. Untouched memory costs nothing.
+        value.data = torch.empty(numel, dtype=master.dtype)
+    swapper._update_param_state_info(info, master)  # noqa: SLF001
+    info.release_memory()

@@ -1,4 +1,4 @@
-"""What is known of a step while it runs: its plan, and its progress, so that a stopped one can resume.
+"""A step while it runs: its plan, and its progress, so that a stopped one can resume.
 
 A plan lists the parameters of all param groups, and where their state is. It is kept from step to step. The extension
 asks torch for the memory of every tensor in each step, so a plan stays valid when tensors are replaced. It is made anew
