@@ -21,7 +21,7 @@ from deepnvme._utils.arguments import (
     path_of,
 )
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.kept_files import parts_listed, warn_of_kept_parts
+from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback

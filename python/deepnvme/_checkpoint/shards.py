@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import _find_set, _remove_leftovers, _retire_set, _SetReplacement
-from deepnvme._utils.kept_files import warn_of_kept
+from deepnvme._utils.metadata_file import warn_of_kept
 from deepnvme._utils.public import warn_caller
 
 if TYPE_CHECKING:

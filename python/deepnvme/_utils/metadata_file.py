@@ -1,18 +1,22 @@
-"""Reads small metadata files, with a limit on their size."""
+"""Metadata files, such as an index: read with a limit on their size, and warnings of files that only an old one lists.
+
+A save to a set of files removes those that the old index lists. It keeps what is not its own, or was changed.
+"""
 
 from __future__ import annotations
 
 import os
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from deepnvme._deepnvme import _open_regular
+from deepnvme._deepnvme import StripeSet, _open_regular
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedReader
-    from pathlib import Path
 
 # Far more than the names of the largest model's tensors.
 METADATA_BYTES_MAX = 1 << 30
@@ -51,3 +55,25 @@ def read_metadata(path: Path) -> str:
         raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes of text") from error
     except UnicodeDecodeError as error:
         raise CorruptFileError(f"{path}: this is not a text file ({error})") from error
+
+
+def parts_listed(stripe_set: StripeSet) -> tuple[str, ...]:
+    """Return the parts that the manifest of a set lists."""
+    try:
+        return StripeSet.from_manifest(stripe_set.manifest_path).paths
+    except (OSError, ValueError, Error):
+        return ()  # There is none, or the save refuses it.
+
+
+def warn_of_kept_parts(stripe_set: StripeSet, before: tuple[str, ...]) -> None:
+    """Warn of parts that the manifest listed before a save and that stay: ``write`` changed them in place."""
+    now = {*parts_listed(stripe_set)}
+    kept = [Path(part) for part in before if part not in now and os.path.lexists(part)]
+    warn_of_kept(Path(stripe_set.manifest_path), kept)
+
+
+def warn_of_kept(index: Path, kept: list[Path]) -> None:
+    """Warn of files that the old ``index`` listed, if there are any."""
+    if kept:
+        text = "the old index listed files that are not its own, or were changed; they are kept:"
+        warn_caller(f"{index}: {text} {first_of(kept)}")
