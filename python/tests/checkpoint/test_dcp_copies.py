@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadIte
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from deepnvme._checkpoint.dcp import copies
-from deepnvme._checkpoint.dcp.copies import pieces
+from deepnvme._checkpoint.dcp import shard
+from deepnvme._checkpoint.dcp.shard import pieces
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
 from peak_memory import PEAK_MEMORY
 
@@ -79,7 +79,7 @@ class Parts(DefaultLoadPlanner):
 def test_parts_and_casts_are_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int, verify: Literal["off", "auto", "full"]
 ) -> None:
-    monkeypatch.setattr(copies, "COPIED_BYTES_MAX", bound)
+    monkeypatch.setattr(shard, "COPIED_BYTES_MAX", bound)
     stored = {f"w{index}": torch.randn(9, 5, 11) for index in range(4)}
     save(dict(stored), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
     targets = {name: torch.zeros(4, 3, 6, dtype=torch.float64 if name == "w1" else torch.float32) for name in stored}

@@ -2,7 +2,6 @@
 
 - ``writer`` and ``reader`` are the storage writer and reader that torch calls.
 - ``plans`` compares the ranks' save plans.
-- ``index`` is the folder with its ``deepnvme.json``. ``shard`` reads one file, and ``copies`` reads items through
-  buffers.
+- ``index`` is the folder with its ``deepnvme.json``. ``shard`` reads from one file, in place or through buffers.
 - ``values`` unpickles values that are no tensors safely, and sets them under the state's own keys.
 """

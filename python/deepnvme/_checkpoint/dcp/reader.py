@@ -16,9 +16,8 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from deepnvme._checkpoint.dcp.copies import ItemCopy, groups_of
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, CheckpointFolder, ItemLocation, decode
-from deepnvme._checkpoint.dcp.shard import Shard
+from deepnvme._checkpoint.dcp.shard import ItemCopy, Shard, groups_of
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
