@@ -17,7 +17,7 @@ from deepnvme._checkpoint.background_save import BackgroundSaves, before_each_st
 from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats, StatsCounter
 from deepnvme._checkpoint.distributed.parts import fetch
 from deepnvme._checkpoint.distributed.process_group import RankGroup
-from deepnvme._checkpoint.distributed.writers import choose_writers
+from deepnvme._checkpoint.distributed.save import choose_writers
 from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from deepnvme._checkpoint.distributed.process_group import RankGroup
-    from deepnvme._checkpoint.distributed.writers import Writers
+    from deepnvme._checkpoint.distributed.save import Writers
     from deepnvme._checkpoint.history import History
 
 # The default limit of staging memory, as a fraction of the available memory.

@@ -12,7 +12,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint.distributed.writers import writer_ranks
+from deepnvme._checkpoint.distributed.save import writer_ranks
 
 from .ranks import run
 

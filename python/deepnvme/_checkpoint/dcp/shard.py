@@ -1,4 +1,4 @@
-"""Reads from the files of a distributed checkpoint: parts of one file, compared with its checksums, and copies of items.
+"""Reads from a file of a distributed checkpoint: parts that are compared with its checksums, and copies of items.
 
 An item that cannot be read in place passes through buffers, piece by piece, in groups that fit into a limit.
 """

@@ -17,7 +17,8 @@ Files that the manifest lists are not removed: the next process that opens the f
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from deepnvme._checkpoint.checkpoint import HEAD_BYTES, PARTS_LIST, Part
 from deepnvme._checkpoint.distributed.state import SerialisedState, raise_different, serialise
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from deepnvme._checkpoint.background_save import SaveResult
     from deepnvme._checkpoint.distributed.process_group import RankGroup
-    from deepnvme._checkpoint.distributed.writers import Writers
     from deepnvme._checkpoint.history import History
     from deepnvme._deepnvme import _SavePlan, _SaveShard
 
@@ -277,3 +277,36 @@ class SharedSave:
             os.fsync(out.fileno())
         new.take_mode()
         return new
+
+
+@dataclass(frozen=True)
+class Writers:
+    """The ranks that write, in the order of their byte ranges, into one file or into one file each."""
+
+    layout: Literal["file", "parts"]
+    ranks: list[int]
+
+    def suffix(self, suffix: str) -> str:
+        """Return the suffix of a checkpoint's name."""
+        return suffix + PARTS_LIST if self.layout == "parts" else suffix
+
+    def local_nbytes(self, group: RankGroup, nbytes: int) -> int:
+        """Return about how many bytes of a state this process writes."""
+        shards = _shard_ranges(nbytes, len(self.ranks))
+        is_writer = group.rank in self.ranks[: len(shards)]
+        return shards[0][1] if is_writer else 0
+
+
+def choose_writers(group: RankGroup, layout: Literal["file", "parts"], per_node: int | None) -> Writers:
+    """Choose the writers, up to ``per_node`` on each machine."""
+    return Writers(layout, writer_ranks(group.hosts, per_node))
+
+
+def writer_ranks(hosts: list[str], per_node: int | None) -> list[int]:
+    """Alternate between machines, so that even a few writers are on many machines."""
+    by_host: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        by_host.setdefault(host, []).append(rank)
+    chosen = [ranks[:per_node] for ranks in by_host.values()]
+    turns = range(max(len(ranks) for ranks in chosen))
+    return [ranks[turn] for turn in turns for ranks in chosen if turn < len(ranks)]
