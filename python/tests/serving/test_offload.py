@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from deepnvme.errors import ClosedError
+from deepnvme.integrations._sglang.layer import WeightFile, is_dense, plan_layout
 from deepnvme.integrations._sglang.offloader import Offloader
-from deepnvme.integrations._sglang.weight_file import WeightFile, is_dense, plan_layout
 
 if TYPE_CHECKING:
     import subprocess

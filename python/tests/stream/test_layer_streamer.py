@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme import errors
-from deepnvme.integrations._sglang.layer_stream import LayerStreamer
+from deepnvme.integrations._sglang.offloader import LayerStreamer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
 """SGLang's offloader.
 
-``offloader`` has its interface, ``layer`` one module, ``layer_stream`` the reads, and ``weight_file`` the file.
+``offloader`` has its interface and the reads, ``layer`` one module and the file of its weights.
 """
