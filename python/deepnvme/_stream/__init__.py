@@ -2,7 +2,6 @@
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
 - ``model_files``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
-  ``config_limits`` refuses hostile configs.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``original_weights``: what a module gets back in the end, with the changes of its buffers.

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.config_limits import check_folder
+from deepnvme._stream.huggingface import check_folder, find_folder
 from deepnvme._utils.tensors import checked_device
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error, InvalidArgumentError, UnsupportedError
@@ -93,7 +93,6 @@ def _tokenizer(transformers: Any, folder: Path) -> Any:
 def _generate(options: dict[str, Any]) -> int:
     import transformers  # noqa: PLC0415
 
-    from deepnvme._stream.huggingface import find_folder  # noqa: PLC0415
     from deepnvme._stream.streaming import stream  # noqa: PLC0415
 
     prompts = options["prompt"] or _lines_of(options["prompt_file"])
