@@ -21,7 +21,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint.dcp.plans import NamingPlanner
+from deepnvme._checkpoint.dcp.reader import NamingPlanner
 from deepnvme._checkpoint.distributed.sharded import _errors_with_path
 from deepnvme.integrations.dcp import DeepnvmeReader
 

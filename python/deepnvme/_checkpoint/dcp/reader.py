@@ -1,4 +1,4 @@
-"""The storage reader of ``deepnvme.integrations.dcp``."""
+"""The storage reader of ``deepnvme.integrations.dcp``, and a planner whose errors name what a checkpoint lacks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
@@ -22,7 +23,7 @@ from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.metadata_file import read_metadata
-from deepnvme._utils.public import public_in
+from deepnvme._utils.public import first_of, public_in
 from deepnvme._utils.tensors import cast_refusal
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
@@ -259,6 +260,36 @@ class DeepnvmeReader(StorageReader):
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
         """Whether this can be a folder: any path except a URL."""
         return "://" not in os.fspath(checkpoint_id)
+
+
+class NamingPlanner(DefaultLoadPlanner):
+    """Names all tensors and values that the checkpoint lacks, and some that it has.
+
+    Args:
+        checkpoint: the checkpoint, for errors.
+    """
+
+    def __init__(self, checkpoint: str) -> None:
+        super().__init__()
+        self._checkpoint = checkpoint
+
+    def create_local_plan(self) -> LoadPlan:
+        """Make the plan of this rank.
+
+        Raises:
+            KeyError: the checkpoint has no tensor or value of a name.
+        """
+        try:
+            return super().create_local_plan()
+        except RuntimeError as error:
+            found = self.metadata.state_dict_metadata if self.metadata else {}
+            missing = [name for name in self.state_dict if name not in found]
+            if not missing:
+                raise
+            others = [name for name in found if name not in self.state_dict] or list(found)
+            there = first_of(sorted(others)) or "none"
+            msg = f"{self._checkpoint}: there is no tensor {first_of(sorted(missing))}; there are {there}"
+            raise KeyError(msg) from error
 
 
 class _UnreadableMetadata(Metadata):

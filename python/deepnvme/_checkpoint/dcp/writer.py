@@ -1,4 +1,4 @@
-"""The storage writer of ``deepnvme.integrations.dcp``."""
+"""The storage writer of ``deepnvme.integrations.dcp``, and what the plans of its ranks must agree on."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, CheckpointFolder, ItemLocation, decode, encode
-from deepnvme._checkpoint.dcp.plans import check_plans
 from deepnvme._checkpoint.dcp.values import check_loadable
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions, checked_tensors, plan_safetensors
@@ -26,12 +26,16 @@ from deepnvme._utils.public import public_in
 from deepnvme.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection, Sequence
     from typing import Literal
 
     from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
     from deepnvme._deepnvme import Engine, _Saving
+
+# Tensors from this size on are written by any rank that has them, so that all write about the same. Smaller ones may
+# differ, and are those of the first rank that has them, as in checkpoints of one file.
+SAME_BYTES_MIN = 256 << 10
 
 
 @public_in("deepnvme.integrations.dcp")
@@ -174,6 +178,52 @@ class DeepnvmeWriter(StorageWriter):
         return "://" not in os.fspath(checkpoint_id)
 
 
+class ComparingPlanner(DefaultSavePlanner):
+    """Compares the plans of all ranks before torch drops what several of them have.
+
+    Args:
+        name: returns the name of a rank, for errors.
+    """
+
+    def __init__(self, name: Callable[[int], str]) -> None:
+        super().__init__()
+        self._name = name
+
+    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
+        """Make the plan of each rank, on the coordinator."""
+        check_plans(all_plans, self._name)
+        return super().create_global_plan(leave_to_first(all_plans))
+
+
+def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
+    """Raise if two ranks describe one entry differently.
+
+    Raises:
+        InvalidArgumentError: a tensor has another dtype or size at one of the ranks, or is no tensor there.
+    """
+    first: dict[str, tuple[int, dict[str, Any]]] = {}
+    for rank, plan in enumerate(plans):
+        for item in plan.items:
+            known_rank, known = first.setdefault(item.index.fqn, (rank, _description(item)))
+            for what, value in _description(item).items():
+                if known[what] != value:
+                    msg = (
+                        f"{item.index.fqn}: its {what} is {value} at {name(rank)} and {known[what]} at "
+                        f"{name(known_rank)}; it must be the same everywhere"
+                    )
+                    raise InvalidArgumentError(msg)
+
+
+def leave_to_first(plans: Sequence[SavePlan]) -> list[SavePlan]:
+    """Drop small entries from all plans but the first that has them, so that its values are saved."""
+    taken: set[Any] = set()
+    left = []
+    for plan in plans:
+        left.append(dataclasses.replace(plan, items=[item for item in plan.items if item.index not in taken]))
+        taken.update(item.index for item in plan.items if (item.tensor_storage_size() or 0) < SAME_BYTES_MIN)
+    return left
+
+
 def _check_readable(index: str) -> None:
     """Refuse an index that no load would accept: a name may be too long, or a path too deep."""
     try:
@@ -219,3 +269,10 @@ def _tensor_of(item: WriteItem, planner: SavePlanner, engine: Engine | None) -> 
         # safetensors has no such type.
         tensor = tensor.resolve_conj().resolve_neg().unsqueeze(-1).view(torch.uint8)
     return tensor
+
+
+def _description(item: WriteItem) -> dict[str, Any]:
+    if item.type == WriteItemType.BYTE_IO or item.tensor_data is None:
+        return {"kind": "an object", "dtype": None, "size": None}
+    data = item.tensor_data
+    return {"kind": "a tensor", "dtype": data.properties.dtype, "size": tuple(data.size)}

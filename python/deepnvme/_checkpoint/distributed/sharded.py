@@ -8,9 +8,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.checkpoint import SHARDS_LIST
-from deepnvme._checkpoint.dcp.plans import ComparingPlanner, NamingPlanner
-from deepnvme._checkpoint.dcp.reader import DeepnvmeReader
-from deepnvme._checkpoint.dcp.writer import DeepnvmeWriter
+from deepnvme._checkpoint.dcp.reader import DeepnvmeReader, NamingPlanner
+from deepnvme._checkpoint.dcp.writer import ComparingPlanner, DeepnvmeWriter
 from deepnvme._checkpoint.distributed.process_group import run_interruptibly
 from deepnvme._checkpoint.nested_states import named_tensors, refuse_lost
 from deepnvme._checkpoint.pickler import warn_of_refused_values
