@@ -23,7 +23,7 @@ from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
 from deepnvme._utils.arguments import absolute_path_of, parse_bytes, whole
-from deepnvme._utils.fork_locks import make_lock
+from deepnvme._utils.locks import make_lock
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback

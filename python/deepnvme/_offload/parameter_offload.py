@@ -23,7 +23,7 @@ from deepnvme._offload.state_dicts import ShardSaver, fill_state_dicts, load_hoo
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.arguments import parse_bytes
-from deepnvme._utils.fork_locks import make_lock
+from deepnvme._utils.locks import make_lock
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import address_of, cast_refusal
 from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError

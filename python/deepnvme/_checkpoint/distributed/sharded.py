@@ -16,8 +16,8 @@ from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.plain_values import empty_containers
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
+from deepnvme._utils.locks import SignalSafeEvent
 from deepnvme._utils.public import warn_caller
-from deepnvme._utils.signal_safe_event import SignalSafeEvent
 from deepnvme._utils.state_copies import find_copy
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import deepnvme
-from deepnvme._utils.fork_locks import make_lock
+from deepnvme._utils.locks import make_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Where else the package makes locks, and why no child waits for them.
 OTHERS = {
-    "_utils/fork_locks.py": "makes the others",
-    "_utils/signal_safe_event.py": "a child that waits looks at the process first",
+    "_utils/locks.py": "makes the others; a child that waits for an event looks at the process first",
     "_checkpoint/distributed/process_group.py": "a local variable of the call that waits",
 }
 

@@ -1,11 +1,26 @@
-"""An event for threads and signal handlers."""
+"""Locks that no forked child finds held, and an event for which a signal handler may wait."""
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
+from typing import Any
 
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
 # Interval in seconds at which waiting threads check for Ctrl-C.
 POLL_INTERVAL_S = 0.05
+
+
+def make_lock() -> threading.RLock:
+    """Make a re-entrant lock.
+
+    A child has only the thread that forked. A lock that another thread held would stay held there for ever, so
+    each is free in the child, unless the thread that forked holds it.
+    """
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
 
 
 class SignalSafeEvent:
@@ -31,3 +46,12 @@ class SignalSafeEvent:
         if not self.is_set and self._lock.acquire(timeout=seconds):
             self._lock.release()
         return self.is_set
+
+
+def _free_all() -> None:
+    for lock in list(_locks):
+        if not lock._is_owned():  # noqa: SLF001 - as `threading` does for its own locks
+            lock._at_fork_reinit()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_free_all)
