@@ -75,3 +75,40 @@ def test_gaps_of_a_stripe_set_are_zeros_without_fallocate(python: Run) -> None:
             with deepnvme.open(parts) as file:
                 assert file.read() == model, seed
     """)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the numbers are those of x86-64")
+def test_a_stripe_set_is_filled_without_fallocate_and_without_a_wait(python: Run) -> None:
+    python(f"""{FORBID}
+    import time
+    forbid(285)
+    parts = deepnvme.StripeSet(["a", "b"], stripe_bytes=4096)
+    data = bytes(range(256)) * (16 << 12)
+    began = time.monotonic()
+    with deepnvme.open(parts, "wb") as file:
+        file.write(data)
+    # A wait for the lock that the writer itself holds took two seconds a block.
+    assert time.monotonic() - began < 20, "waits"
+    with deepnvme.open(parts, "rb") as file:
+        assert file.read() == data
+    """)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the numbers are those of x86-64")
+def test_a_part_that_another_program_locks_is_waited_for_once(python: Run) -> None:
+    python(f"""{FORBID}
+    import fcntl, time
+    forbid(285)
+    parts = deepnvme.StripeSet(["a", "b"], stripe_bytes=4096)
+    deepnvme.write(b"begin", parts)
+    locks = [open(name) for name in ("a", "b")]
+    for lock in locks:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    data = bytes(range(256)) * 16
+    began = time.monotonic()
+    deepnvme.write_batch((parts, index * len(data), data) for index in range(100))
+    assert time.monotonic() - began < 20, "waits"
+    target = bytearray(100 * len(data))
+    deepnvme.read(target, parts)
+    assert target == data * 100
+    """)

@@ -43,6 +43,8 @@ pub enum Access {
     Write,
     /// Both.
     ReadWrite,
+    /// Both, of a file that nobody else uses until it is written entirely. Gaps need not be readable before that.
+    Fill,
 }
 
 impl Access {
@@ -50,7 +52,7 @@ impl Access {
         match self {
             Self::Read => OFlags::RDONLY,
             Self::Write => OFlags::WRONLY,
-            Self::ReadWrite => OFlags::RDWR,
+            Self::ReadWrite | Self::Fill => OFlags::RDWR,
         }
     }
 }
@@ -75,7 +77,7 @@ impl OpenOptions {
             DirectMode::Required | DirectMode::Preferred => DirectMode::Preferred,
             DirectMode::Disabled => DirectMode::Disabled,
         };
-        Self { access: Access::ReadWrite, create: false, direct }
+        Self { access: Access::Fill, create: false, direct }
     }
 }
 
@@ -261,7 +263,8 @@ impl TensorFile {
 
     /// Prepares a write of `written_bytes` that ends at `end`. A large write preallocates a plain file: file systems
     /// run writes inside a file concurrently, and extending ones one by one. In a stripe set, every part is extended to
-    /// its share, so that the gap before a write beyond the end is readable. A plain file does that by itself.
+    /// its share, so that the gap before a write beyond the end is readable, unless the set is filled. A plain file does
+    /// that by itself.
     pub(crate) fn preallocate(&self, end: u64, written_bytes: u64) -> Result<()> {
         if let [part] = &self.parts[..] {
             return if written_bytes >= PREALLOCATION_BYTES_MIN { part.allocate(end, written_bytes) } else { Ok(()) };

@@ -18,8 +18,8 @@ use crate::op::{Errno, RegisteredFile};
 use crate::split::{FileAlignment, IoMode};
 use crate::sync::{Mutex, OnceLock, lock, thread};
 
-/// How often, and in which interval, the lock for an extension is tried: for two seconds.
-const EXTENSION_TRIES_MAX: u32 = 200;
+/// How often, and in which interval, the lock for an extension is tried: for half a second.
+const EXTENSION_TRIES_MAX: u32 = 50;
 const EXTENSION_PAUSE: Duration = Duration::from_millis(10);
 const DISABLED: &str = "direct I/O was disabled";
 
@@ -45,8 +45,9 @@ pub(crate) struct Part {
     cufile_registration: OnceLock<Result<RegisteredFile, String>>,
     gds_refusal: OnceLock<String>,
     has_coherent_cache: OnceLock<bool>,
-    /// Held while the part is extended under its lock.
-    extension: Mutex<()>,
+    /// Held while the part is extended under its lock. Whether to wait for that lock: not again after the first time
+    /// that it stayed taken.
+    waits_to_extend: Mutex<bool>,
 }
 
 impl Part {
@@ -156,7 +157,7 @@ impl Part {
             cufile_registration,
             gds_refusal,
             has_coherent_cache,
-            extension: Mutex::new(()),
+            waits_to_extend: Mutex::new(true),
         }
     }
 
@@ -345,6 +346,9 @@ impl Part {
     /// Extends the part to `bytes`, if it is shorter. It allocates the last byte rather than set the length: if another
     /// writer has extended the part meanwhile, its bytes stay.
     pub(super) fn extend(&self, bytes: u64) -> Result<()> {
+        if self.access == Access::Fill {
+            return Ok(());
+        }
         let stat = fs::stat_of(self.any().as_fd()).map_err(|errno| Error::os("stat", errno).at_path(&self.path))?;
         if stat.bytes >= bytes || stat.kind == FileKind::BlockDevice {
             return Ok(());
@@ -362,9 +366,9 @@ impl Part {
     /// an early end until it is written.
     fn extend_with_hole(&self, bytes: u64) -> Result<()> {
         // The lock of a descriptor does not keep out the threads that share it.
-        let _others = lock(&self.extension);
+        let mut waits_to_extend = lock(&self.waits_to_extend);
         let file = self.any().as_fd();
-        for _ in 0..EXTENSION_TRIES_MAX {
+        for _ in 0..if *waits_to_extend { EXTENSION_TRIES_MAX } else { 1 } {
             match fs::try_lock(file) {
                 Ok(true) => {
                     let is_short = fs::stat_of(file).map(|stat| stat.bytes < bytes);
@@ -373,10 +377,11 @@ impl Part {
                     let _ = fs::unlock(file);
                     return extended.map_err(|errno| Error::os("truncate", errno).at_path(&self.path));
                 }
-                Ok(false) => thread::sleep(EXTENSION_PAUSE),
-                Err(_) => return Ok(()),
+                Ok(false) if *waits_to_extend => thread::sleep(EXTENSION_PAUSE),
+                Ok(false) | Err(_) => return Ok(()),
             }
         }
+        *waits_to_extend = false;
         Ok(())
     }
 
@@ -415,7 +420,7 @@ fn check_access(flags: OFlags, access: Access) -> Result<()> {
     let wanted = match access {
         Access::Read => "reading",
         Access::Write => "writing",
-        Access::ReadWrite => "reading and writing",
+        Access::ReadWrite | Access::Fill => "reading and writing",
     };
     let detail = format!("the descriptor is not open for {wanted}; open it in another mode");
     Err(Error::new(ErrorKind::InvalidInput, "open", detail))
