@@ -112,3 +112,27 @@ def test_a_part_that_another_program_locks_is_waited_for_once(python: Run) -> No
     deepnvme.read(target, parts)
     assert target == data * 100
     """)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="the numbers are those of x86-64")
+def test_a_file_system_without_links_and_without_renames_that_do_not_replace(python: Run) -> None:
+    pytest.importorskip("torch")
+    python(f"""{FORBID}
+    import os, torch
+    # renameat2 and linkat.
+    forbid(316)
+    forbid(265)
+    state = {{"a": torch.randn(1000), "b": torch.randn(1000)}}
+    deepnvme.save(state, "one.safetensors")
+    assert torch.equal(deepnvme.load("one.safetensors")["b"], state["b"])
+    with deepnvme.Checkpointer("run") as checkpointer:
+        checkpointer.save(1, state)
+        assert torch.equal(checkpointer.restore()["a"], state["a"])
+    try:
+        deepnvme.save(state, "several.safetensors", max_shard_bytes=4000)
+    except deepnvme.Error as error:
+        assert "can neither rename without replacing nor make hard links; use another disk" in str(error), error
+    else:
+        raise SystemExit("it was saved")
+    assert sorted(os.listdir()) == ["one.safetensors", "run"], os.listdir()
+    """)

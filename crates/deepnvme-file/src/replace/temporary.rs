@@ -32,6 +32,9 @@ const NAMES_MAX: usize = 64;
 /// The error of a rename if another program has moved the private file away, and may have put a copy in its place.
 const MOVED: Errno = Errno::STALE;
 
+/// The error of a rename to a name that must be free, on a file system that cannot refuse to replace.
+const NO_FREE_NAMES: Errno = Errno::OPNOTSUPP;
+
 /// A private file, removed when dropped unless it was kept.
 #[derive(Debug)]
 pub struct Temporary {
@@ -127,7 +130,8 @@ impl Temporary {
     /// Renames the file to `target` if that name is free.
     ///
     /// # Errors
-    /// `EXIST` if the name is taken, `MOVED` as for [`rename`](Self::rename), and other errors of the kernel.
+    /// `EXIST` if the name is taken, `MOVED` as for [`rename`](Self::rename), `NO_FREE_NAMES`, and other errors of the
+    /// kernel.
     pub fn rename_new(&mut self, target: &Path) -> Result<(), Errno> {
         if was_moved(&self.path, self.identity, self.file()) {
             return Err(MOVED);
@@ -135,7 +139,10 @@ impl Temporary {
         match fs::rename_new(&self.path, target) {
             // Fall back to linking and unlinking where renaming cannot refuse to replace.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
-                fs::link_path(&self.path, target)?;
+                fs::link_path(&self.path, target).map_err(|errno| match errno {
+                    Errno::PERM | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP => NO_FREE_NAMES,
+                    errno => errno,
+                })?;
                 let _ = fs::unlink(&self.path);
             }
             Err(errno) if !is_named(target, self.identity) => return Err(errno),
@@ -386,6 +393,12 @@ pub(super) fn rename_error(errno: Errno, target: &Path) -> Error {
     let error = Error::os("rename", errno).at_path(target);
     if errno == MOVED {
         return error.because("another program has moved the new file, or put another in its place; save again");
+    }
+    if errno == NO_FREE_NAMES {
+        return error.because(
+            "this file system can neither rename without replacing nor make hard links; use another disk, or save one \
+             file (without max_shard_bytes or a StripeSet)",
+        );
     }
     error
 }
