@@ -32,7 +32,9 @@ def main() -> None:
         saved(Path(scratch))
     for attacks in (zip_attacks, safetensors_attacks, index_attacks, pickle_attacks, sums_attacks):
         attacks()
-    for seeds in (container_seeds, stripes_seeds, history_seeds, settings_seeds):
+    for seeds in (
+        container_seeds, stripes_seeds, history_seeds, settings_seeds, leftover_seeds, shards_seeds, tool_seeds,
+    ):  # fmt: skip
         seeds()
 
 
@@ -145,6 +147,80 @@ def history_seeds() -> None:
         write("history", name, json.dumps(manifest))
     write("history", "deep", '{"version": 2, "checkpoints": ' + "[" * 500)
     write("history", "twice", '{"version": 2, "version": 1, "checkpoints": []}')
+
+
+def leftover_seeds() -> None:
+    """Write what a killed save leaves. The targets put files for ``PATH0`` and their identities for ``MARK0``."""
+    intent = {"format": "deepnvme-intent", "version": 1, "members": [["PATH2", "MARK2"], ["PATH0", None]]}
+    write("intent", "plain", json.dumps(intent))
+    others = [["PATH0", "MARK0"], ["PATH1", "MARK1"], ["PATH3", "MARK3"], ["PATH4", "MARK0"], ["../x", "MARK2"]]
+    write("intent", "others", json.dumps({**intent, "members": others}))
+    write("intent", "unmarked", json.dumps({**intent, "members": [[f"PATH{number}", None] for number in range(5)]}))
+    write("intent", "later", json.dumps({**intent, "version": 2}))
+    record: dict[str, Any] = {"index": "MARK0", "name": "index.json", "folder": "FOLDER", "token": "b" * 32}
+    for name, members in {"record": [["PATH2", "MARK2"]], "record-others": others}.items():
+        write("intent", name, json.dumps({"metadata": {"files": {**record, "members": members}}}))
+    blank = "-".join(["0" * 16] * 3)
+    for name, files in {
+        "plain": {**record, "members": [["PATH1", "MARK1"]]},
+        "replaces": {**record, "members": [["PATH1", "MARK1"]], "replaces": [["PATH2", "MARK2"], ["PATH3", "MARK3"]]},
+        "foreign": {**record, "members": [["PATH1", "MARK1"], ["PATH3", "MARK3"], ["PATH2", "MARK2"]]},
+        "times": {**record, "members": [["PATH1", "MARK1-0"], ["PATH2", "MARK2-ffffffffffffffff"]]},
+        "another": {**record, "index": "1-2", "members": [["PATH1", "MARK1"]]},
+        "token": {**record, "token": "", "members": [["PATH3", "MARK3"]]},
+    }.items():
+        metadata = {"deepnvme.checksum": blank, "files": files}
+        write("record", name, json.dumps({"metadata": metadata, "weight_map": {"a": "PATH2"}}, indent=2))
+    write("record", "unsealed", json.dumps({"metadata": {"files": {**record, "members": [["PATH1", "MARK1"]]}}}))
+    for name, content in {
+        "plain": b"sub\0sub/b\0a\0x.stripes.json\0",
+        "cut": b"a\0sub/b",
+        "outside": b"../outside/foreign\0link/foreign\0link\0/etc/passwd\0sub/../../outside/foreign\0",
+        "odd": b"\0\0.\0..\0./a\0sub//b\0\xff\0.deepnvme-contents\0",
+    }.items():
+        write("contents", name, content)
+
+
+def shards_seeds() -> None:
+    """Write indexes of distributed checkpoints, and lock files."""
+    shard = "shard-00000-" + "0123456789abcdef" * 2 + ".safetensors"
+    entries = {
+        "a": {"dtype": "float32", "size": [4, 3], "requires_grad": False,
+              "chunks": [[[0, 0], [2, 3], [shard, "a"]], [[2, 0], [2, 3], [shard, "a.1"]]]},
+        "n.cfg": {"bytes": [shard, "n.cfg"]},
+    }  # fmt: skip
+    index = {"version": 1, "entries": entries, "planner_data": {"a": ["a"], "n.cfg": ["n", "cfg"]}}
+    files = {shard: {"bytes": 4096, "index_crc64": "0123456789abcdef"}}
+    sealed = {"deepnvme.checksum": "-".join(["0" * 16] * 3), "deepnvme.files": files, **index}
+    write("shards", "plain", json.dumps(index))
+    write("shards", "sealed", json.dumps(sealed))
+    replaces = {"bytes": 1, "modified_ns": HUGE >> 1}
+    write("shards", "model", json.dumps({**sealed, "weight_map": {"a": shard}, "deepnvme.replaces": replaces}))
+    write("shards", "parts", json.dumps({"parts": ["a", "b"], "weight_map": {"a": "x.safetensors", "b": "y"}}))
+    for number, file in enumerate(["../x", shard.upper(), "/" + shard, "shard-0-0.safetensors", f"a/{shard}"]):
+        others = {"a": {"bytes": [file, "a"]}, "b": {"chunks": [[[0], [1], [file, "b"]]]}}
+        write("shards", f"path-{number}", json.dumps({**index, "entries": others, "weight_map": {"a": file}}))
+    write("shards", "deep", '{"version": 1, "entries": ' + "[" * 500)
+    holder = {"format": "deepnvme-lock", "name": "process 7 on host (since 2026-01-02 03:04:05)", "token": "ab12"}
+    write("lock", "plain", json.dumps(holder) + "\n")
+    write("lock", "foreign", json.dumps({**holder, "format": "other"}))
+    write("lock", "twice", '{"format": "deepnvme-lock", "name": "", "name": "\\u0000", "token": ""}')
+
+
+def tool_seeds() -> None:
+    """Write configurations of sweeps, and of models."""
+    lists = {
+        "block_size": ["128K", "1M", 4096], "queue_depth": [4, 16], "io_parallel": [1, 2], "single_submit": [True],
+        "sequential_requests": [False, True],
+    }  # fmt: skip
+    write("sweep", "plain", json.dumps(lists))
+    write("sweep", "beyond", json.dumps({"block_size": ["99999999999G"], "queue_depth": [HUGE]}))
+    write("sweep", "unknown", json.dumps({**lists, "overlap_events": [True]}))
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32", "hidden_size": 8}
+    write("config_json", "plain", json.dumps(config))
+    write("config_json", "both", json.dumps({**config, "dtype": None, "text_config": {"dtype": "float16"}}))
+    write("config_json", "numbers", '{"dtype": 1e400, "a": 18446744073709551616, "b": -0.0, "c": 1e-400}')
+    write("config_json", "twice", '{"dtype": "float32", "dtype": [], "a": 1, "a": 2}')
 
 
 def settings_seeds() -> None:

@@ -49,6 +49,11 @@ fn mutate(json: &mut Vec<u8>, random: &mut fastrand::Rng) {
 }
 
 #[test]
+fn configurations() {
+    deepnvme_testkit::text_mutations::check("config_json", fuzz_bodies::config_json);
+}
+
+#[test]
 fn packed_headers() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/container");
     let mut paths: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

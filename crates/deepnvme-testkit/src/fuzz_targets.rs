@@ -18,20 +18,34 @@ pub fn seed_folder(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target)
 }
 
-/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them. `mutate` changes an input, and
-/// may take pieces of the seeds. The mutations are the same in each run.
+/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them, as [`check_some`] does.
 ///
 /// # Panics
 /// As the body does, or if the target has no seeds.
 #[track_caller]
 pub fn check(target: &str, mutate: impl Fn(&mut Vec<u8>, &[Vec<u8>], &mut Rng), body: fn(&[u8])) {
+    check_some(target, MUTATIONS, mutate, body);
+}
+
+/// Runs the body of a fuzz target over its seeds, then over this number of mutations of them. `mutate` changes an input, and
+/// may take pieces of the seeds. The mutations are the same in each run.
+///
+/// # Panics
+/// As the body does, or if the target has no seeds.
+#[track_caller]
+pub fn check_some(
+    target: &str,
+    mutations: usize,
+    mutate: impl Fn(&mut Vec<u8>, &[Vec<u8>], &mut Rng),
+    body: fn(&[u8]),
+) {
     let mut paths: Vec<_> = fs::read_dir(seed_folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
     assert!(!seeds.is_empty(), "no seeds of {target}");
     seeds.iter().for_each(|seed| body(seed));
     let mut random = Rng::with_seed(target.len() as u64);
-    for round in 0..MUTATIONS {
+    for round in 0..mutations {
         let mut input = seeds[round % seeds.len()].clone();
         for _ in 0..=random.usize(..MUTATIONS_PER_INPUT_MAX) {
             mutate(&mut input, &seeds, &mut random);

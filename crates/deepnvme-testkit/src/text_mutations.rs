@@ -2,6 +2,8 @@
 
 use crate::fuzz_targets;
 
+/// Mutations for a body that works on files.
+const FILE_MUTATIONS: usize = 5000;
 /// Valid and invalid field contents.
 const PIECES: [&str; 20] = [
     "0",
@@ -57,4 +59,13 @@ fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
 #[track_caller]
 pub fn check(target: &str, body: fn(&[u8])) {
     fuzz_targets::check(target, |input, _, random| mutate(input, random), body);
+}
+
+/// As [`check`], with 5,000 mutations: for bodies that work on files, which take most of their time.
+///
+/// # Panics
+/// As [`fuzz_targets::check_some`].
+#[track_caller]
+pub fn check_files(target: &str, body: fn(&[u8])) {
+    fuzz_targets::check_some(target, FILE_MUTATIONS, |input, _, random| mutate(input, random), body);
 }

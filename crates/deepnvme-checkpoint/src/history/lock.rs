@@ -37,11 +37,15 @@ impl Holder {
         Self { format: FORMAT.into(), name, group_id }
     }
 
-    fn parse(text: &[u8]) -> Option<Self> {
+    /// Parses the text of a lock file. `None` if it is a foreign file.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<Self> {
         serde_json::from_slice(text).ok().filter(|holder: &Self| holder.format == FORMAT)
     }
 
-    fn text(&self) -> String {
+    /// Returns the text of a lock file.
+    #[must_use]
+    pub fn text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default() + "\n"
     }
 }

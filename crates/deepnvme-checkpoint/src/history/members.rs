@@ -6,7 +6,7 @@ use serde_json::Value;
 
 /// Returns the files in a list of parts, in order. `None` if it is not such a list.
 #[must_use]
-pub(super) fn parts(text: &[u8]) -> Option<Vec<String>> {
+pub fn parts(text: &[u8]) -> Option<Vec<String>> {
     let list: Value = serde_json::from_slice(text).ok()?;
     list.get("parts")?.as_array()?.iter().map(|part| part.as_str().map(str::to_owned)).collect()
 }
@@ -14,7 +14,7 @@ pub(super) fn parts(text: &[u8]) -> Option<Vec<String>> {
 /// Returns the files in the index of a sharded folder. `None` if it is not such an index, or a name is not a shard's.
 /// Each entry has a list of chunks, `[offsets, sizes, [file, tensor]]`, or bytes, `[file, tensor]`.
 #[must_use]
-pub(super) fn shards(text: &[u8]) -> Option<BTreeSet<String>> {
+pub fn shards(text: &[u8]) -> Option<BTreeSet<String>> {
     let index: Value = serde_json::from_slice(text).ok()?;
     let mut files = BTreeSet::new();
     for entry in index.get("entries")?.as_object()?.values() {

@@ -45,6 +45,7 @@ pub use files::HEAD_BYTES;
 pub use listed::{Listed, find_file, is_as_listed, listed};
 pub use lock::{Holder, LOCK};
 pub use manifest::{MANIFEST, MANIFEST_BYTES_MAX, Manifest, ManifestEntry, Part};
+pub use members::{parts as listed_parts, shards as listed_shards};
 pub use names::{PARTS_LIST, SHARDS_LIST, SHARDS_RECORD, is_checkpoint};
 pub use private::PrivateFolder;
 pub use state::{History, MissingCheckpoint};

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::history::{History, Holder, MANIFEST};
 use deepnvme_testkit::guard::run_limited;
+use deepnvme_testkit::text_mutations;
 use serde_json::{Value, json};
 
 use crate::attack::MUTATIONS;
@@ -85,4 +86,14 @@ fn manifest_texts() {
         }
         fuzz_bodies::history(document.to_string().as_bytes());
     }
+}
+
+#[test]
+fn indexes_of_distributed_checkpoints() {
+    text_mutations::check_files("shards", fuzz_bodies::shards);
+}
+
+#[test]
+fn lock_files() {
+    text_mutations::check("lock", fuzz_bodies::lock);
 }

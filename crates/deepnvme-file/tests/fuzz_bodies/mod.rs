@@ -1,6 +1,8 @@
-//! Properties of a stripe set's manifest that hold for any bytes.
+//! Properties that hold for any bytes: of a stripe set's manifest, and of the lists that a killed save leaves.
 #![allow(dead_code, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a panic is a finding")]
+
+mod leftovers;
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -8,6 +10,9 @@ use std::path::Path;
 use deepnvme_file::StripeSet;
 use deepnvme_file::stripe_set::{PARTS_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
 use deepnvme_format::file_list;
+
+#[allow(unused_imports, reason = "every target uses its own")]
+pub(crate) use leftovers::{contents, intent, record};
 
 /// Parses a stripe manifest. A blank checksum is filled in, since other checksums are rejected early.
 pub(crate) fn stripes(text: &[u8]) {

@@ -246,7 +246,8 @@ fn copy(from: &Path, to: &Path, permissions: u32, mode: EncodingMode, is_config:
 }
 
 /// Changes the dtype in a configuration; `None` if it names none.
-fn retyped(config: &[u8], dtype: &str) -> Option<Vec<u8>> {
+#[must_use]
+pub fn retyped(config: &[u8], dtype: &str) -> Option<Vec<u8>> {
     let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(config).ok()?;
     let mut is_said = false;
     for key in ["dtype", "torch_dtype"] {

@@ -36,7 +36,7 @@ pub use container::{PackedTensor, tensors};
 pub use deepnvme_checkpoint::read::PACKED_NAME;
 pub use encoding::EncodingMode;
 pub use estimate::{EncodingTotals, Estimate};
-pub use folder::LeftOut;
+pub use folder::{LeftOut, retyped};
 
 use folder::NewFolder;
 use model::Model;

@@ -1,4 +1,4 @@
-//! The properties of any accepted header of packed weights.
+//! The properties of any accepted header of packed weights, and of any configuration of a model that is packed.
 #![allow(dead_code, reason = "every target uses its own")]
 #![allow(clippy::unwrap_used, reason = "a panic is a finding")]
 
@@ -29,4 +29,17 @@ pub(crate) fn container(file: &[u8]) {
         assert!(starts.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(starts[0] >= LENGTH_BYTES + json.len() as u64 && *starts.last().unwrap() <= file_bytes);
     }
+}
+
+/// The `config.json` of a model whose weights are cast: only the dtype that it names changes.
+pub(crate) fn config_json(text: &[u8]) {
+    let Some(changed) = pack::retyped(text, "bfloat16") else { return };
+    let [before, after] = [text, &changed].map(|text| serde_json::from_slice::<serde_json::Value>(text).unwrap());
+    let (before, after) = (before.as_object().unwrap(), after.as_object().unwrap());
+    assert!(before.keys().eq(after.keys()));
+    for (key, value) in after {
+        let is_dtype = key == "dtype" || key == "torch_dtype";
+        assert!(if is_dtype { value == "bfloat16" } else { *value == before[key] });
+    }
+    assert_eq!(pack::retyped(&changed, "bfloat16"), Some(changed));
 }

@@ -102,8 +102,9 @@ impl Record {
 /// Returns the members that an intent lists. An index that did not get its name counts as an intent.
 pub(super) fn intended_members(value: &Value, record_at: &[String], index: &Path) -> Vec<IntendedMember> {
     if let Some(record) = find_record(value, record_at).and_then(|record| Record::deserialize(record).ok()) {
-        let intended = |RecordedMember { path, mark }| IntendedMember { path, mark: Some(mark) };
-        return resolve_paths(record.members, index).into_iter().map(intended).collect();
+        // Those of a retired set have the tokens of several saves.
+        let members = resolve_paths(record.members, index).into_iter().filter(|member| has_any_token(&member.path));
+        return members.map(|RecordedMember { path, mark }| IntendedMember { path, mark: Some(mark) }).collect();
     }
     match Intent::deserialize(value) {
         Ok(intent) if intent.format == INTENT && intent.version == 1 => {

@@ -120,3 +120,21 @@ fn an_index_that_does_not_match_its_checksum_owns_nothing() {
         assert!(theirs.exists() && members.iter().all(|member| member.exists()), "{has_checksum}");
     }
 }
+
+/// Found by the fuzz target `intent`.
+#[test]
+fn an_index_that_never_got_its_name_owns_no_file_without_a_token() {
+    let (folder, index) = empty_folder();
+    let names = [format!("one-{}.bin", "a".repeat(TOKEN_DIGITS)), "plain.bin".into()];
+    let [own, plain] = names.map(|name| folder.path().join(name));
+    let members = [&own, &plain].map(|path| {
+        std::fs::write(path, "text").unwrap();
+        serde_json::json!([path, mark_of(&fs::stat(path).unwrap())])
+    });
+    let killed = Temporary::new(&index).unwrap();
+    let record = serde_json::json!({"index": "", "token": "", "members": members});
+    killed.fill(serde_json::json!({"metadata": {"files": record}}).to_string().as_bytes()).unwrap();
+    killed.leave();
+    drop(begin(&index).unwrap());
+    assert_eq!(files(folder.path()).into_keys().collect::<Vec<_>>(), [plain]);
+}

@@ -1,0 +1,7 @@
+//! Fuzzes `intent`; the checks are in `tests/fuzz_bodies` of its crate.
+#![no_main]
+
+#[path = "../../crates/deepnvme-file/tests/fuzz_bodies/mod.rs"]
+mod fuzz_bodies;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| fuzz_bodies::intent(bytes));
