@@ -14,7 +14,7 @@ thread_local! {
     static FOLDER: TempDir = folder();
 }
 
-/// Creates a folder in memory. Whoever runs targets says where, to remove what is left.
+/// Creates a folder in memory. `TMPDIR` names another place, whose owner removes what is left.
 fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     if std::env::var_os("TMPDIR").is_none() && memory.is_dir() {

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 const RECORD: [&str; 2] = ["metadata", "files"];
 const FOREIGN: &[u8] = b"foreign";
 
-/// Creates a folder in memory, where syncs take no time. Whoever runs targets says where, to remove what is left.
+/// Creates a folder in memory, where syncs take no time. `TMPDIR` names another place, whose owner removes what is left.
 fn folder() -> TempDir {
     let memory = Path::new("/dev/shm");
     if std::env::var_os("TMPDIR").is_none() && memory.is_dir() {
