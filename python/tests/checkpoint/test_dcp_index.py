@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,3 +46,22 @@ def test_an_index_that_cannot_be_read_is_an_error_of_deepnvme(tmp_path: Path, da
     )
     assert isinstance(failure, expected)
     assert "deepnvme.json" in str(failure)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"bytes": 1 << 64}, {"bytes": -1}, {"bytes": 1.0}, {"index_crc64": "0" * 17}, {"index_crc64": "-1"}, [], None],
+)
+def test_fingerprints_that_no_save_writes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: object
+) -> None:
+    """Found by the fuzz target `distributed`: the text has its checksum, so somebody has made it."""
+    save({"a": torch.ones(9)}, storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)
+    index = tmp_path / "deepnvme.json"
+    document = json.loads(index.read_text())
+    ((name, found),) = document["deepnvme.files"].items()
+    document["deepnvme.files"] = {name: {**found, **entry} if isinstance(entry, dict) else entry}
+    index.write_text(json.dumps(document))
+    monkeypatch.setattr("deepnvme._checkpoint.dcp.reader._list_state", lambda _: "sealed")
+    with pytest.raises(errors.CorruptFileError, match=r"deepnvme\.json"):
+        DeepnvmeReader(tmp_path).read_metadata()

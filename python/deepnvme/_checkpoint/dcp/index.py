@@ -32,6 +32,9 @@ INDEX_NAME = "deepnvme.json"
 _VERSION = 1
 # Key of the record of the index's own files.
 OWNED_KEY = "deepnvme.owned"
+# Key of the fingerprints of its files, if it has a checksum.
+_FILES_KEY = "deepnvme.files"
+_CRC64 = re.compile(r"[0-9a-f]{16}")
 # Names of shards. An index cannot refer to other files.
 SHARD_NAME = re.compile(r"shard-[0-9]{5,}-[0-9a-f]{32}\.safetensors")
 
@@ -103,6 +106,18 @@ def decode(encoded: Any) -> Metadata:
     if planner_data is not None:
         planner_data = {name: _path_of(name, path, entries) for name, path in _items(planner_data, "planner_data")}
     return Metadata(entries, planner_data=planner_data, storage_data=locations)
+
+
+def decode_fingerprints(encoded: Any) -> dict[str, tuple[int, int]]:
+    """Decode the size of each file and the checksum of its header. Raises ``ValueError``."""
+    found: dict[str, tuple[int, int]] = {}
+    for name, entry in _items(_field(encoded, _FILES_KEY), _FILES_KEY):
+        nbytes, crc64 = _field(entry, "bytes"), _field(entry, "index_crc64")
+        is_size = type(nbytes) is int and 0 <= nbytes < 1 << 64
+        if not is_size or type(crc64) is not str or not _CRC64.fullmatch(crc64):
+            raise _damaged(f"the size or checksum of {name} is invalid")
+        found[name] = nbytes, int(crc64, 16)
+    return found
 
 
 def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocation]) -> TensorStorageMetadata:

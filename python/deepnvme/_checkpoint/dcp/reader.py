@@ -17,7 +17,13 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from deepnvme._checkpoint.dcp.index import INDEX_NAME, CheckpointFolder, ItemLocation, decode
+from deepnvme._checkpoint.dcp.index import (
+    INDEX_NAME,
+    CheckpointFolder,
+    ItemLocation,
+    decode,
+    decode_fingerprints,
+)
 from deepnvme._checkpoint.dcp.shard import ItemCopy, Shard, groups_of
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
@@ -103,8 +109,7 @@ class DeepnvmeReader(StorageReader):
             encoded = json.loads(text)
             metadata = decode(encoded)
             if state == "sealed":
-                files = encoded["deepnvme.files"].items()
-                self._fingerprints = {name: (entry["bytes"], int(entry["index_crc64"], 16)) for name, entry in files}
+                self._fingerprints = decode_fingerprints(encoded)
         except MemoryError as error:
             raise OutOfMemoryError(f"{path}: there is not enough memory for its contents") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
