@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import json
 import random
 import resource
@@ -32,6 +33,16 @@ BYTES_MAX = 1 << 30
 SECONDS_MAX, INPUTS_TIMED = 10, 20
 
 
+def zipped(records: dict[str, bytes]) -> bytes:
+    """Return a torch archive of these records."""
+    # In memory: a file would be written to at every record.
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w") as file:
+        for name, content in records.items():
+            file.writestr(zipfile.ZipInfo(f"x/{name}"), content)
+    return whole.getvalue()
+
+
 def archive_pickle(folder: Path) -> Target:
     """Return a pickle inside a torch archive with correct checksums."""
     path = folder / "x.pt"
@@ -49,9 +60,7 @@ def archive_pickle(folder: Path) -> Target:
         data = records["data.pkl"]
         for _ in range(dice.randrange(1, 4)):
             data = mutate_pickle(data, dice)
-        with zipfile.ZipFile(path, "w") as file:
-            for name, content in {**records, "data.pkl": data}.items():
-                file.writestr(f"x/{name}", content)
+        path.write_bytes(zipped({**records, "data.pkl": data}))
 
     ways: list[Callable[[], object]] = [
         lambda: deepnvme.load(path),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import pickletools
 import random
@@ -74,15 +75,21 @@ def as_text(document: Any, dice: random.Random) -> bytes:
     return text[:1] + text[1:-1] + b"," + text[1:] if way == 1 else text
 
 
-def mutate_pickle(data: bytes, dice: random.Random) -> bytes:
-    """Change instructions: their order, number, kind and arguments."""
+@functools.lru_cache(maxsize=4)
+def operations_of(data: bytes) -> list[bytes]:
+    """Split a pickle into its instructions, or into bytes if it is damaged."""
     try:
         places = [place for _, _, place in pickletools.genops(data)]
     except Exception:
         places = list(range(len(data)))
     places = places or [0]
-    at = dice.randrange(len(places))
-    ops = [data[begin:end] for begin, end in zip(places, [*places[1:], len(data)], strict=True)]
+    return [data[begin:end] for begin, end in zip(places, [*places[1:], len(data)], strict=True)]
+
+
+def mutate_pickle(data: bytes, dice: random.Random) -> bytes:
+    """Change instructions: their order, number, kind and arguments."""
+    ops = list(operations_of(data))
+    at = dice.randrange(len(ops))
     way = dice.randrange(8)
     if way == 0:
         ops.insert(at, dice.choice(OPERATIONS))

@@ -11,13 +11,17 @@ from .hostile_inputs import READERS
 
 MUTATIONS = 5000
 
+# In memory if possible: the mutations are of parsers, and a disk takes more time for each file than they do.
 PROGRAM = """
-import pathlib, sys, warnings
+import os, pathlib, sys, tempfile, warnings
 tests, reader, mutations = sys.argv[1:]
 sys.path.insert(0, tests)
 from checkpoint import hostile_inputs
 warnings.simplefilter("ignore")
-hostile_inputs.attack(reader, pathlib.Path.cwd(), int(mutations))
+memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "."
+with tempfile.TemporaryDirectory(dir=memory) as folder:
+    os.chdir(folder)
+    hostile_inputs.attack(reader, pathlib.Path.cwd(), int(mutations))
 """
 
 
