@@ -93,8 +93,8 @@ fmt: setup ## format the Rust and the Python code
 deny: ## licences, sources and advisories of all dependencies (compiles cargo-deny once, some minutes)
 	@scripts/deny.sh --install
 
-fuzz: ## give each parser what libFuzzer finds, for FUZZ_SECONDS (60) each
-	@nice -n 19 $(PYTHON) scripts/fuzz.py
+fuzz: setup ## give each parser what libFuzzer finds, for FUZZ_SECONDS (60) each
+	@nice -n 19 $(BIN)/python scripts/fuzz.py
 
 perf-check: setup ## a short set of benchmarks against the ratios on record for this kind of machine; four minutes (RECORD=1 records them)
 	@cd benchmarks && ../$(BIN)/python -m perfcheck $(if $(RECORD),--record)

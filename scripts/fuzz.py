@@ -1,8 +1,9 @@
 """Run each fuzz target for some time: ``make fuzz``, or ``python scripts/fuzz.py [TARGET ...]``.
 
 ``FUZZ_SECONDS`` is the time for each target (default 60). The stable toolchain instruments the code; cargo-fuzz and a
-nightly compiler are not needed. A finding ends its target, and the others still run. The exit status is then 1, and the
-input stays in ``fuzz/artifacts``.
+nightly compiler are not needed. The targets in Python run with the package that this interpreter has, under atheris,
+which is installed into ``fuzz/target`` for that. A finding ends its target, and the others still run. The exit status
+is then 1, and the input stays in ``fuzz/artifacts``.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FUZZ = ROOT / "fuzz"
+ATHERIS = "atheris==3.0.0"
+# Targets in Python also have torch in memory, which the limit of 1 GiB leaves out.
+TORCH_MB = 1024
 # Instrumentation that libFuzzer reads (edges taken, and operands compared), and checks of assertions and overflows.
 FLAGS = [
     "--cfg=fuzzing",
@@ -40,38 +45,67 @@ def build() -> Path:
     return FUZZ / "target" / triple / "release"
 
 
-def run(binary: Path, seconds: int) -> tuple[int, str]:
+def install() -> Path | None:
+    """Install atheris for the targets in Python. Return its folder; ``None`` if there is no wheel for this Python."""
+    folder = FUZZ / "target" / f"{ATHERIS}-{sys.implementation.cache_tag}"
+    if not folder.is_dir():
+        options = ["--quiet", "--no-deps", "--only-binary=:all:", "--target", str(folder)]
+        done = subprocess.run([sys.executable, "-m", "pip", "install", *options, ATHERIS], check=False)
+        if done.returncode:
+            return None
+    return folder
+
+
+def run(target: str, command: list[str], environment: dict[str, str], rss_mb: int, seconds: int) -> tuple[int, str]:
     """Run a target. Return its exit status and a summary."""
-    target = binary.name
     corpus, artifacts = FUZZ / "corpus" / target, FUZZ / "artifacts" / target
     for folder in (corpus, artifacts):
         folder.mkdir(parents=True, exist_ok=True)
-    limits = ["-max_len=65536", "-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=10"]
+    limits = ["-max_len=65536", f"-rss_limit_mb={rss_mb}", "-malloc_limit_mb=512", "-timeout=10"]
     options = [f"-max_total_time={seconds}", "-print_final_stats=1", f"-artifact_prefix={artifacts}/"]
-    command = [binary, corpus, FUZZ / "seeds" / target, *limits, *options]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, errors="replace", check=False)
+    command = [*command, str(corpus), str(FUZZ / "seeds" / target), *limits, *options]
+    # A target that works on files leaves them here. In memory, it tries many more inputs.
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 (a folder of its own in it)
+    with tempfile.TemporaryDirectory(dir=memory) as scratch:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False,
+            env={**os.environ, "TMPDIR": scratch, **environment},
+        )  # fmt: skip
     figures = dict(re.findall(r"stat::(\w+):\s+(\d+)", done.stderr))
     coverage = re.findall(r"cov: (\d+)", done.stderr)
     executions, peak = figures.get("number_of_executed_units", "?"), figures.get("peak_rss_mb", "?")
     text = f"{executions} executions, coverage {coverage[-1] if coverage else '?'}, peak {peak} MB"
     if done.returncode:
-        text += "\n" + "\n".join(done.stderr.splitlines()[-40:])
+        # Atheris prints the traceback of an error to the standard output.
+        text += "\n" + "\n".join([*done.stdout.splitlines()[-40:], *done.stderr.splitlines()[-40:]])
     return done.returncode, text
 
 
 def main() -> int:
     """Run the named targets, or all."""
     seconds = int(os.environ.get("FUZZ_SECONDS", "60"))
-    targets = re.findall(r'\[\[bin\]\]\nname = "(\w+)"', (FUZZ / "Cargo.toml").read_text())
+    of_rust = re.findall(r'\[\[bin\]\]\nname = "(\w+)"', (FUZZ / "Cargo.toml").read_text())
+    bodies = (ROOT / "python" / "tests" / "checkpoint" / "fuzz_targets.py").read_text()
+    of_python = re.findall(r'^    "(\w+)": \w+,$', bodies[bodies.index("TARGETS:") :], re.MULTILINE)
+    targets = of_rust + of_python
     wanted = sys.argv[1:] or targets
     unknown = sorted(set(wanted) - set(targets))
     if unknown:
         print(f"no such target: {', '.join(unknown)}; use {', '.join(targets)}", file=sys.stderr)
         return 2
-    folder = build()
+    folder = build() if set(wanted) & set(of_rust) else FUZZ
+    atheris = install() if set(wanted) & set(of_python) else None
     failed = []
     for target in wanted:
-        status, text = run(folder / target, seconds)
+        if target in of_rust:
+            status, text = run(target, [str(folder / target)], {}, 1024, seconds)
+        elif atheris is None:
+            status, text = 0, f"skipped: {ATHERIS} cannot be installed for this interpreter"
+        else:
+            command = [sys.executable, str(ROOT / "scripts" / "fuzz_python.py"), target]
+            paths = os.pathsep.join(filter(None, [str(atheris), os.environ.get("PYTHONPATH")]))
+            environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            status, text = run(target, command, environment, 1024 + TORCH_MB, seconds)
         print(f"{target}: {text}", flush=True)
         if status:
             failed.append(target)

@@ -7,6 +7,7 @@ Needs torch and deepnvme. The seeds are checked in; run this again when a format
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import pickle
@@ -221,6 +222,60 @@ def tool_seeds() -> None:
     write("config_json", "both", json.dumps({**config, "dtype": None, "text_config": {"dtype": "float16"}}))
     write("config_json", "numbers", '{"dtype": 1e400, "a": 18446744073709551616, "b": -0.0, "c": 1e-400}')
     write("config_json", "twice", '{"dtype": "float32", "dtype": [], "a": 1, "a": 2}')
+
+
+def python_seeds() -> None:
+    """Write what the targets in Python save themselves, and changes of it."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python" / "tests"))
+    targets: Any = importlib.import_module("checkpoint.fuzz_targets")
+
+    texts: dict[str, str] = {}
+    for name, saved_as in {
+        "distributed": "index", "optimizer_state": "description", "checkpoints": "manifest", "model_config": "config",
+    }.items():  # fmt: skip
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch).resolve()
+            targets.TARGETS[name](folder, targets.Watch(folder))
+            texts[name] = (folder / saved_as).read_text()
+        write(name, "saved", texts[name])
+        write(name, "deep", "[" * 5000)
+        write(name, "cut", texts[name][: len(texts[name]) // 2])
+    index = json.loads(texts["distributed"])
+    plain = {key: value for key, value in index.items() if not key.startswith("deepnvme.")}
+    halves = [[[row, 0], [2, 3], [targets.SHARD, "a"]] for row in (0, 2)]
+    entries = plain["entries"]
+    for name, changed in {
+        "plain": entries,
+        "overlap": {**entries, "a": {**entries["a"], "chunks": [*halves, halves[0]]}},
+        "halves": {**entries, "a": {**entries["a"], "chunks": halves}},
+        "huge": {**entries, "a": {**entries["a"], "size": [HUGE >> 1, 3]}},
+        "elsewhere": {**entries, "n.cfg": {"bytes": ["../../etc/passwd", "x"]}},
+        "kinds": {**entries, "a": entries["n.cfg"], "n.cfg": entries["a"]},
+    }.items():
+        write("distributed", name, json.dumps({**plain, "entries": changed}))
+    write("distributed", "paths", json.dumps({**plain, "planner_data": {"a": ["n", 0, "b"], "n.cfg": [HUGE]}}))
+    state = json.loads(texts["optimizer_state"])
+    changes: dict[str, Any] = {
+        "later": {"version": 99}, "no-groups": {"groups": []}, "shapes": {"shapes": [[HUGE]]},
+        "stretches": {"stretches": state["stretches"][:1] * 3},
+        "betas": {"groups": [{**group, "betas": [2.0, "x"]} for group in state["groups"]]},
+    }  # fmt: skip
+    for name, change in changes.items():
+        write("optimizer_state", name, json.dumps({**state, **change}))
+    config = json.loads(texts["model_config"])
+    changes = {
+        "layers": {"num_hidden_layers": 10**9}, "code": {"auto_map": {"AutoConfig": "evil.EvilConfig"}},
+        "kernel": {"_attn_implementation": "evil/kernels"}, "class": {"architectures": ["GPT2LMHeadModel"]},
+        "sizes": {"hidden_size": -1, "head_dim": 10**7}, "type": {"model_type": "qwen3_moe", "num_experts": 10**6},
+    }  # fmt: skip
+    for name, change in changes.items():
+        write("model_config", name, json.dumps({**config, **change}))
+    sums = {"version": 1, "algorithm": "crc-64/nvme", "cell_bytes": 1 << 20, "records": {"a": "0" * 16}}
+    write("shard_checksums", "plain", json.dumps(sums))
+    write("shard_checksums", "small", json.dumps({**sums, "cell_bytes": 1 << 16, "records": {"a": "0" * 256}}))
+    write("shard_checksums", "none", json.dumps({**sums, "records": {}}))
+    for number, pickled in enumerate(sorted((FOLDER / "pickle").iterdir())):
+        write("objects", pickled.name, bytes([number % 5]) + pickled.read_bytes())
 
 
 def settings_seeds() -> None:
