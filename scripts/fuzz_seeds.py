@@ -221,6 +221,7 @@ def tool_seeds() -> None:
     write("config_json", "plain", json.dumps(config))
     write("config_json", "both", json.dumps({**config, "dtype": None, "text_config": {"dtype": "float16"}}))
     write("config_json", "numbers", '{"dtype": 1e400, "a": 18446744073709551616, "b": -0.0, "c": 1e-400}')
+    write("config_json", "digits", '{"dtype": "float32", "a":48e84}')
     write("config_json", "twice", '{"dtype": "float32", "dtype": [], "a": 1, "a": 2}')
 
 

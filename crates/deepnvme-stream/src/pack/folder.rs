@@ -1,6 +1,6 @@
 //! The new folder: filled under a private name, and renamed when it is complete.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -14,6 +14,7 @@ use deepnvme_io::fs::{self, FileId, FileKind, OFlags, Permissions};
 use deepnvme_io::op::Errno;
 use deepnvme_io::{Error as IoError, ErrorKind, display};
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::encoding::{EncodingMode, dtype};
 use super::model::Model;
@@ -245,16 +246,33 @@ fn copy(from: &Path, to: &Path, permissions: u32, mode: EncodingMode, is_config:
     Ok(written.map_err(|errno| IoError::os("copy to", errno).at_path(to))?)
 }
 
-/// Changes the dtype in a configuration; `None` if it names none.
+/// Changes the dtype in a configuration; `None` if it names none. All other values keep their text: a number that is
+/// parsed and written again may change in its last digit.
 #[must_use]
 pub fn retyped(config: &[u8], dtype: &str) -> Option<Vec<u8>> {
-    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(config).ok()?;
+    let mut config: BTreeMap<String, Box<RawValue>> = serde_json::from_slice(config).ok()?;
     let mut is_said = false;
     for key in ["dtype", "torch_dtype"] {
         if let Some(said) = config.get_mut(key) {
-            *said = dtype.into();
+            *said = to_raw_value(dtype).ok()?;
             is_said = true;
         }
     }
     is_said.then(|| serde_json::to_vec_pretty(&config).ok()).flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Found by the fuzz target `config_json`.
+    #[test]
+    fn a_configuration_keeps_the_digits_of_its_numbers() {
+        let config = br#"{"dtype": "float32", "eps": 48e84, "big": 123456789012345678901, "nested": {"a": 1.10}}"#;
+        let written = String::from_utf8(retyped(config, "float16").unwrap()).unwrap();
+        for kept in ["\"dtype\": \"float16\"", "48e84", "123456789012345678901", "{\"a\": 1.10}"] {
+            assert!(written.contains(kept), "{kept}: {written}");
+        }
+        assert_eq!(retyped(b"{}", "float16"), None);
+    }
 }
