@@ -23,7 +23,7 @@ import deepnvme
 from deepnvme import errors, optim
 from deepnvme._checkpoint.dcp import index, shard
 from deepnvme._checkpoint.dcp import reader as dcp_reader
-from deepnvme._checkpoint.dcp.objects import repickle_safely
+from deepnvme._checkpoint.dcp.values import repickle_safely
 from deepnvme._checkpoint.safe_unpickler import _EnumMember, loadable_globals
 
 from .fuzz_watch import Watch
