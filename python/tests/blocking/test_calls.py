@@ -13,7 +13,7 @@ import pytest
 
 import deepnvme
 
-from . import checkpoints, commands, engine, readers, training
+from . import checkpoints, commands, engine, readers, swapping, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .commands import CONVERT, PACK
 from .engine import FILE_CLOSE, FILE_WRITE, HANDLE
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 ABORTED_BY_TORCH = "terminate called without an active exception"
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-ROWS = (*engine.ROWS, *checkpoints.ROWS, *readers.ROWS, *commands.ROWS, *training.ROWS)
-CELLS = {**engine.CELLS, **checkpoints.CELLS, **readers.CELLS, **commands.CELLS, **training.CELLS}
+MODULES = (engine, checkpoints, readers, commands, swapping, training)
+ROWS = [row for module in MODULES for row in module.ROWS]
+CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
 
 
@@ -99,6 +100,7 @@ def test_a_call_that_waits_ends_in_time(
             late = (exit_ended if needs_torch else ended) - exit_began > LIMIT_S
             if not late:
                 assert_left(row, folder)
+                assert_sound(row, folder)
         if not late:
             assert status == 0, f"{CELLS[row, column][0]}: status {status}\n{output}"
             return

@@ -1,20 +1,7 @@
-"""Swappers, streamed models, optimizers and offloaded parameters during close, Ctrl-C, fork and exit."""
+"""Streamed models, optimizers and offloaded parameters during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, ENDS
+from .results import CLOSED, ENDS, GIVEN_UP
 
-SWAPPER = """
-swapper = deepnvme.Swapper(".", memory=8 << 20)
-for key in "ab":
-    swapper.put(key, torch.full((2 << 20,), ord(key), dtype=torch.float32)[: (2 << 20) - 5000])
-def hold():
-    with swapper.borrow("a"):
-        held.set()
-        go_on.wait()
-held, go_on = threading.Event(), threading.Event()
-holder = threading.Thread(target=hold, daemon=True)
-holder.start()
-held.wait()
-"""
 MODEL = """
 class Model(nn.Module):
     def __init__(self):
@@ -64,163 +51,13 @@ def train(one=model):
 )
 
 
-BORROW, FLUSH, SWAP_CLOSE = "`Swapper.borrow`, `create`, `put`, `read`, `write`", "`Swapper.flush`", "`Swapper.close`"
 FORWARD, STREAM_CLOSE = "a streamed model's `forward`, `generate`", "`streaming.close`"
 STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_state`", "`close` of such an optimizer"
 OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`ParameterOffload.close`"
-ROWS = (BORROW, FLUSH, SWAP_CLOSE, FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
-
-GIVEN_UP = "raises `ClosedError` in its thread"
-
-# Calls that wait for memory, and calls that wait for the disk.
-WAITING = ("swapper.create('c', (1 << 20,), torch.float32).__enter__()", "swapper.put('d', torch.ones(1 << 20))")
-MOVING = ("swapper.read('b', 0, torch.empty(2_000_000))", "swapper.write('b', 0, torch.empty(2_000_000))")
+ROWS = (FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
-    (BORROW, "close"): (
-        CLOSED,
-        SWAPPER
-        + """
-soon(swapper.close, at(0.1))
-raises(errors.ClosedError, lambda: swapper.borrow("b").__enter__())
-for call in (
-    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-    lambda: swapper.read("b", 0, torch.empty(10)),
-    lambda: swapper.write("b", 0, torch.empty(10)),
-):
-    raises(errors.ClosedError, call)
-go_on.set()
-holder.join(20)
-""",
-        *(SWAPPER + f"soon(swapper.close, at(0.1))\nraises(errors.ClosedError, lambda: {call})" for call in WAITING),
-        *(SWAPPER + f"soon(swapper.close, busy())\nraises(errors.ClosedError, lambda: {call})" for call in MOVING),
-    ),
-    (BORROW, "Ctrl-C"): (
-        "raises; nothing is borrowed, and nothing is put",
-        SWAPPER
-        + """
-for call in (
-    lambda: swapper.borrow("b").__enter__(),
-    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-):
-    event_times.clear()
-    soon(interrupt, at(0.1))
-    raises(KeyboardInterrupt, call)
-assert set(swapper.keys()) == {"a", "b"}
-go_on.set()
-holder.join(20)
-with swapper.borrow("b") as borrowed:
-    assert borrowed.eq(ord("b")).all()
-swapper.close()
-""",
-        *(SWAPPER + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {call})" for call in MOVING),
-    ),
-    (BORROW, "fork"): (
-        CLOSED,
-        SWAPPER
-        + """
-in_child(lambda: [raises(errors.ClosedError, call) for call in (
-    lambda: swapper.borrow("b").__enter__(),
-    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-    lambda: swapper.read("b", 0, torch.empty(10)),
-    lambda: swapper.write("b", 0, torch.empty(10)),
-)])
-go_on.set()
-""",
-    ),
-    (BORROW, "exit"): (
-        GIVEN_UP,
-        *(SWAPPER + f"leave_closed(lambda: {call}, at(0.1))" for call in ("swapper.borrow('b').__enter__()", *WAITING)),
-        *(SWAPPER + f"leave_closed(lambda: {call}, busy())" for call in MOVING),
-    ),
-    (FLUSH, "close"): (
-        CLOSED,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-soon(swapper.close, busy())
-raises(errors.ClosedError, swapper.flush)
-""",
-    ),
-    (FLUSH, "Ctrl-C"): (
-        "raises; the writing goes on",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-soon(interrupt, busy())
-raises(KeyboardInterrupt, swapper.flush)
-swapper.flush()
-swapper.close()
-""",
-    ),
-    (FLUSH, "fork"): (
-        CLOSED,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(1 << 20))
-in_child(lambda: raises(errors.ClosedError, swapper.flush))
-swapper.close()
-""",
-    ),
-    (FLUSH, "exit"): (
-        GIVEN_UP,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-leave_closed(swapper.flush, busy())
-""",
-    ),
-    (SWAP_CLOSE, "close"): (
-        "both return",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-moves = busy()
-threading.Thread(target=swapper.flush, daemon=True).start()
-both_close(swapper.close, moves)
-""",
-    ),
-    (SWAP_CLOSE, "Ctrl-C"): (
-        "raises, when the disk has finished a part; it is closed",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-moves = busy()
-threading.Thread(target=unless_closed(swapper.flush), daemon=True).start()
-while not moves():
-    time.sleep(0.001)
-def close():
-    event_times.append(time.monotonic())
-    interrupt()
-    swapper.close()
-    time.sleep(0.2)
-raises(KeyboardInterrupt, close)
-swapper.close()
-raises(errors.ClosedError, swapper.flush)
-""",
-    ),
-    (SWAP_CLOSE, "fork"): (
-        "returns, and does nothing",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(1 << 20))
-in_child(lambda: returns(swapper.close))
-with swapper.borrow("a") as borrowed:
-    assert borrowed.eq(1).all()
-""",
-    ),
-    (SWAP_CLOSE, "exit"): (
-        ENDS,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-leave(swapper.close, at(0))
-""",
-    ),
     (FORWARD, "close"): (
         "raises `ClosedError` at its next layer; a later call uses the model's own weights, or raises without any",
         STREAMED
