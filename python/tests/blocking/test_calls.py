@@ -13,10 +13,10 @@ import pytest
 
 import deepnvme
 
-from . import checkpoints, commands, engine, readers, swapping, training
+from . import checkpoints, commands, engine, handles, readers, swapping, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .commands import CONVERT, PACK
-from .engine import FILE_CLOSE, FILE_WRITE, HANDLE
+from .engine import FILE_CLOSE, FILE_WRITE
 from .fork_server import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TIMED_OUT_STATUS, TORCH, ForkServer
 from .readers import DCP_SAVE
 from .results import FIRST
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 ABORTED_BY_TORCH = "terminate called without an active exception"
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-MODULES = (engine, checkpoints, readers, commands, swapping, training)
+MODULES = (engine, handles, checkpoints, readers, commands, swapping, training)
 ROWS = [row for module in MODULES for row in module.ROWS]
 CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
@@ -79,8 +79,8 @@ def name_of(part: str) -> str:
 def test_a_call_that_waits_ends_in_time(
     row: str, column: str, program: str, tmp_path: Path, fork_servers: dict[bool, ForkServer]
 ) -> None:
-    setup = SETUP + (engine.SETUP if row in engine.ROWS else "")
-    needs_torch = row not in engine.ROWS or row == HANDLE
+    setup = SETUP + (engine.SETUP if row in (*engine.ROWS, *handles.ROWS) else "")
+    needs_torch = row not in engine.ROWS
     if needs_torch not in fork_servers:
         pytest.skip("torch is not installed")
     for attempt in range(ATTEMPTS):
@@ -111,7 +111,9 @@ def assert_left(row: str, folder: Path) -> None:
     """Check the files that a process leaves behind if it ends in the middle of a call."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"output"}
     if row in engine.ROWS and CELLS[row, "exit"][0] == FIRST:
-        assert (folder / ("aio" if row == HANDLE else "file")).stat().st_size == 8 << 20
+        assert (folder / "file").stat().st_size == 8 << 20
+    if row in (handles.WAIT, handles.ASYNC):
+        assert (folder / "aio").stat().st_size == 8 << 20
     if row == FILE_WRITE:
         assert "new" not in there
     if row == FILE_CLOSE and "new" in there:
