@@ -13,11 +13,12 @@ import pytest
 
 import deepnvme
 
-from . import checkpoints, commands, engine, handles, readers, swapping, training
+from . import checkpoints, commands, engine, handles, offloading, readers, swapping, training
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .commands import CONVERT, PACK
 from .engine import FILE_CLOSE, FILE_WRITE
 from .fork_server import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TIMED_OUT_STATUS, TORCH, ForkServer
+from .offloading import OFF_SAVE
 from .readers import DCP_SAVE
 from .results import FIRST
 from .training import SAVE_STATE
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 ABORTED_BY_TORCH = "terminate called without an active exception"
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-MODULES = (engine, handles, checkpoints, readers, commands, swapping, training)
+MODULES = (engine, handles, checkpoints, readers, commands, swapping, training, offloading)
 ROWS = [row for module in MODULES for row in module.ROWS]
 CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
@@ -122,6 +123,8 @@ def assert_left(row: str, folder: Path) -> None:
         assert len(deepnvme.load(folder / "file.pt", verify="full")["a"]) == 24 << 20
     if row == SAVE_STATE:
         assert "state" not in there
+    if row == OFF_SAVE:
+        assert not [name for name in there if not name.startswith(".")]
     if row in (CK_SAVE, CK_ASYNC) and (kept := deepnvme.Checkpointer(folder / "run")).checkpoints:
         assert len(kept.restore(verify="full")["a"]) >= 1 << 20
     if row in (CK_WAIT, CK_CLOSE):

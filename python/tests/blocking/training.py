@@ -1,4 +1,4 @@
-"""Streamed models, optimizers and offloaded parameters during close, Ctrl-C, fork and exit."""
+"""Streamed models and optimizers during close, Ctrl-C, fork and exit."""
 
 from .results import CLOSED, ENDS, GIVEN_UP
 
@@ -30,6 +30,19 @@ def run():
             model(x)
 """
 )
+# All weights but those of a small part stay in memory, and are read by the call.
+STREAMING = (
+    MODEL
+    + """
+with torch.no_grad():
+    wanted = model(x)
+deepnvme.save(model.state_dict(), "model.safetensors", durability="none", engine=deepnvme.Engine())
+with torch.device("meta"):
+    model = Model().eval()
+def stream(**options):
+    return deepnvme.stream(model, weights="model.safetensors", memory=64 << 20, **options)
+"""
+)
 OPTIMIZER = """
 params = [nn.Parameter(torch.ones(1 << 19)) for _ in range(8)]
 optimizer = optim.AdamW(params, swap_dir=".", memory="8MiB")
@@ -37,27 +50,48 @@ for param in params:
     param.grad = torch.ones_like(param)
 optimizer.step()
 """
-OFFLOADED = (
-    MODEL
-    + """
-import copy
-twin = copy.deepcopy(model)
-offloaded = deepnvme.offload_parameters(model, memory=13 << 20, swap_dir=".")
-def train(one=model):
-    loss = one(x).square().sum()
-    loss.backward()
-    return float(loss)
-"""
-)
-
-
+STREAM = "`stream`"
 FORWARD, STREAM_CLOSE = "a streamed model's `forward`, `generate`", "`streaming.close`"
+STATE_DICT, LOAD_DICT = "`state_dict` of such an optimizer", "`load_state_dict` of such an optimizer"
 STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_state`", "`close` of such an optimizer"
-OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`ParameterOffload.close`"
-ROWS = (FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
+ROWS = (STREAM, FORWARD, STREAM_CLOSE, STEP, STATE_DICT, LOAD_DICT, SAVE_STATE, OPT_CLOSE)
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+    (STREAM, "close"): (
+        "raises `ClosedError`; the model is as before",
+        STREAMING
+        + """
+soon(deepnvme.default_engine().close, busy())
+raises(errors.ClosedError, stream)
+assert not hasattr(model, "streaming") and all(param.is_meta for param in model.parameters())
+""",
+    ),
+    (STREAM, "Ctrl-C"): (
+        "raises; the model is as before",
+        STREAMING
+        + """
+soon(interrupt, busy())
+raises(KeyboardInterrupt, stream)
+assert not hasattr(model, "streaming") and all(param.is_meta for param in model.parameters())
+stream()
+with torch.no_grad():
+    assert model(x).equal(wanted)
+""",
+        STREAMING + "soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: stream(verify='full'))",
+    ),
+    (STREAM, "fork"): (
+        "streams, with an engine of its own",
+        STREAMING
+        + """
+def run():
+    stream()
+    with torch.no_grad():
+        assert model(x).equal(wanted)
+in_child(run)
+""",
+    ),
+    (STREAM, "exit"): (ENDS, STREAMING + "leave(stream, busy())"),
     (FORWARD, "close"): (
         "raises `ClosedError` at its next layer; a later call uses the model's own weights, or raises without any",
         STREAMED
@@ -180,6 +214,66 @@ optimizer.close()
         OPTIMIZER + "in_child(lambda: raises(errors.ClosedError, optimizer.step))\noptimizer.step()\noptimizer.close()",
     ),
     (STEP, "exit"): (GIVEN_UP, OPTIMIZER + "leave_closed(optimizer.step, busy())"),
+    (STATE_DICT, "close"): (
+        CLOSED,
+        OPTIMIZER + "soon(optimizer.close, busy())\nraises(errors.ClosedError, optimizer.state_dict)",
+    ),
+    (STATE_DICT, "Ctrl-C"): (
+        "raises",
+        OPTIMIZER
+        + """
+soon(interrupt, busy())
+raises(KeyboardInterrupt, optimizer.state_dict)
+assert len(optimizer.state_dict()["state"]) == 8
+optimizer.step()
+optimizer.close()
+""",
+    ),
+    (STATE_DICT, "fork"): (
+        CLOSED,
+        OPTIMIZER + "in_child(lambda: raises(errors.ClosedError, optimizer.state_dict))\noptimizer.close()",
+    ),
+    (STATE_DICT, "exit"): (GIVEN_UP, OPTIMIZER + "leave_closed(optimizer.state_dict, busy())"),
+    (LOAD_DICT, "close"): (
+        CLOSED,
+        OPTIMIZER
+        + """
+state = optimizer.state_dict()
+soon(optimizer.close, busy())
+raises(errors.ClosedError, lambda: optimizer.load_state_dict(state))
+""",
+    ),
+    (LOAD_DICT, "Ctrl-C"): (
+        "raises; the state is to be loaded again",
+        OPTIMIZER
+        + """
+state = optimizer.state_dict()
+before = [param.clone() for param in params]
+soon(interrupt, busy())
+raises(KeyboardInterrupt, lambda: optimizer.load_state_dict(state))
+raises(RuntimeError, optimizer.step)
+raises(RuntimeError, optimizer.state_dict)
+assert all(map(torch.equal, params, before))
+optimizer.load_state_dict(state)
+found = optimizer.state_dict()["state"]
+assert all(found[index]["exp_avg"].equal(state["state"][index]["exp_avg"]) for index in range(8))
+optimizer.step()
+optimizer.close()
+""",
+    ),
+    (LOAD_DICT, "fork"): (
+        CLOSED,
+        OPTIMIZER
+        + """
+state = optimizer.state_dict()
+in_child(lambda: raises(errors.ClosedError, lambda: optimizer.load_state_dict(state)))
+optimizer.close()
+""",
+    ),
+    (LOAD_DICT, "exit"): (
+        GIVEN_UP,
+        OPTIMIZER + "state = optimizer.state_dict()\nleave_closed(lambda: optimizer.load_state_dict(state), busy())",
+    ),
     (SAVE_STATE, "close"): (
         "raises `ClosedError`; no file appears",
         OPTIMIZER
@@ -248,44 +342,4 @@ both_close(optimizer.close, moves)
         OPTIMIZER + "in_child(lambda: returns(optimizer.close))\noptimizer.step()",
     ),
     (OPT_CLOSE, "exit"): (ENDS, OPTIMIZER + "leave(optimizer.close, at(0))"),
-    (OFFLOAD, "Ctrl-C"): (
-        "raises; the model can be used further",
-        OFFLOADED
-        + """
-def trains():
-    for _ in range(50):
-        train()
-wanted = train(twin)
-soon(interrupt, busy())
-raises(KeyboardInterrupt, trains)
-model.zero_grad()
-assert train() == wanted
-assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
-offloaded.close()
-""",
-    ),
-    (OFFLOAD, "fork"): (
-        CLOSED,
-        OFFLOADED + "train()\nin_child(lambda: raises(errors.ClosedError, train))\ntrain()\noffloaded.close()",
-    ),
-    (OFFLOAD, "exit"): (
-        GIVEN_UP,
-        OFFLOADED + "leave_closed(lambda: [train() for _ in range(50)], busy())",
-    ),
-    (OFF_CLOSE, "Ctrl-C"): (
-        "raises; close it again",
-        OFFLOADED
-        + """
-train()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, offloaded.close)
-offloaded.close()
-assert all(map(torch.equal, model.parameters(), twin.parameters()))
-""",
-    ),
-    (OFF_CLOSE, "fork"): (
-        CLOSED,
-        OFFLOADED + "train()\nin_child(lambda: raises(errors.ClosedError, offloaded.close))\noffloaded.close()",
-    ),
-    (OFF_CLOSE, "exit"): (GIVEN_UP, OFFLOADED + "train()\nleave_closed(offloaded.close, busy())"),
 }
