@@ -90,7 +90,8 @@ assert handle.wait() == 2
     ),
     (ASYNC, "exit"): (
         "what is queued is finished first",
-        *(PENDING + f"leave(lambda: {call}, started)" for call in QUEUED),
+        # What is finished has to end in time.
+        *((PENDING + f"leave(lambda: {call}, started)").replace("PART", "PART // 4") for call in QUEUED),
     ),
     (FUNCTIONS, "Ctrl-C"): (
         LEFT,
