@@ -90,7 +90,7 @@ assert handle.wait() == 2
     ),
     (ASYNC, "exit"): (
         "what is queued is finished first",
-        # What is finished has to end in time.
+        # Calls that are finished have to end in time.
         *((PENDING + f"leave(lambda: {call}, started)").replace("PART", "PART // 4") for call in QUEUED),
     ),
     (FUNCTIONS, "Ctrl-C"): (

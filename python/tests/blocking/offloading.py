@@ -29,7 +29,7 @@ def is_as_before():
     return all(map(torch.equal, model.parameters(), twin.parameters()))
 """
 )
-# What is finished has to end in time.
+# Calls that are finished have to end in time.
 SMALL = OFFLOADED.replace("1024", "256").replace("13 << 20", "13 << 16")
 LOADED = "state = {name: tensor + 1 for name, tensor in twin.state_dict().items()}\n"
 # It is refused while a group is in use, and succeeds in between.
