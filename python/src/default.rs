@@ -25,7 +25,7 @@ pub(crate) fn object(py: Python<'_>) -> PyResult<Py<PyEngine>> {
     }
     // Created without the lock, so that other threads don't wait for it. The first to store one wins.
     let config = match settings_path() {
-        Some(path) => error::check(py, SettingsFile::load(&path))?.engine,
+        Some(path) => error::check(py, py.detach(|| SettingsFile::load(&path)))?.engine,
         None => Config::default(),
     };
     let made = Py::new(py, PyEngine::open(py, config)?)?;

@@ -140,9 +140,12 @@ impl PyEngine {
             None => settings::settings_path().unwrap_or_else(|| "deepnvme.toml".into()),
         };
         let folder = folder.map(file_name).transpose()?;
-        let file = error::check(py, SettingsFile::load(&path))?;
-        // The file lists canonical folders.
-        let folder = folder.map(|folder| folder.canonicalize().unwrap_or(folder));
+        let read = py.detach(|| {
+            // The file lists canonical folders.
+            let folder = folder.map(|folder| folder.canonicalize().unwrap_or(folder));
+            SettingsFile::load(&path).map(|file| (file, folder))
+        });
+        let (file, folder) = error::check(py, read)?;
         Self::open(py, file.of(folder.as_deref(), settings::direction(direction)?).clone())
     }
 

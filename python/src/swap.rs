@@ -128,8 +128,7 @@ impl PySwapper {
             .named(|number| format!("attach takes a path, not descriptor {number}; or use import_"))?;
         let (offset, bytes) = (file_range.0.0, file_range.1);
         let range = AttachedRange { target: &target, offset, bytes, element_bytes };
-        let attached = py.detach(|| self.swapper.attach(key, label, &range));
-        attached.map(drop).map_err(|error| to_exception(py, &error))
+        interruptible(py, |is_cancelled| self.swapper.attach(key, label, &range, is_cancelled)).map(drop)
     }
 
     fn extents(&self, py: Python<'_>, key: &str) -> PyResult<Vec<ExtentTuple>> {
@@ -248,12 +247,12 @@ impl PyBorrowed {
         let (borrowed, target) = (self.borrowed()?, tensor_memory::target(tensor)?);
         torch::mark_modified(std::slice::from_ref(tensor))?;
         // The last reference may be dropped here, which must happen without the GIL.
-        py.detach(move || borrowed.read_at(start, target)).map_err(|error| to_exception(py, &error))
+        interruptible(py, move |is_cancelled| borrowed.read_at(start, target, is_cancelled))
     }
 
     fn write_at(&self, py: Python<'_>, start: usize, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
         let (borrowed, source) = (self.borrowed()?, tensor_memory::source(tensor)?);
-        py.detach(move || borrowed.write_at(start, &source)).map_err(|error| to_exception(py, &error))
+        interruptible(py, move |is_cancelled| borrowed.write_at(start, &source, is_cancelled))
     }
 
     /// Return the item; further calls do nothing. A created item that was not committed is discarded.

@@ -14,12 +14,15 @@ use crate::borrowed::Borrowed;
 use crate::error::{Error, Result};
 use crate::options::CancelCheck;
 use crate::residency::BorrowMode;
+use crate::stop_check::StopCheck;
 use crate::store::{DiskLocation, StoredItem};
 use crate::swap_files::FileExtent;
 use crate::swapper::Swapper;
 
 /// Bytes per copy through memory.
 const COPY_BYTES: u64 = 8 << 20;
+/// Bytes per copy inside the kernel, which nothing stops: a fraction of a second, also on a slow disk.
+const KERNEL_COPY_BYTES: usize = 32 << 20;
 
 /// How bytes were copied between files.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,7 +63,7 @@ impl Swapper {
     ///
     /// # Errors
     /// As [`extents`](Self::extents), also if the item is deleted before it is written back; `Io` if the file cannot be
-    /// written.
+    /// written; `Interrupted` and `Closed`, also in the middle of the copy. Part of it is in the file then.
     pub fn export(
         &self,
         key: &str,
@@ -76,15 +79,15 @@ impl Swapper {
             store.file_extents(stored)?
         };
         let (mut stats, mut at) = (CopyStats::default(), offset);
-        for part in parts {
+        let mut stop = StopCheck::new(self.scheduler(), is_cancelled);
+        let copied_all = parts.into_iter().try_for_each(|part| {
             let (source, target) = ((part.fd.as_fd(), part.offset), (target, at));
-            copy(&self.scheduler().engine, source, target, part.bytes, &mut stats).map_err(|error| {
-                // Closing the swapper truncates its file.
-                if self.scheduler().items.lock().is_closed { Error::CLOSED } else { with_path(error, &part, at) }
-            })?;
+            copy(&self.scheduler().engine, source, target, part.bytes, (&mut stats, &mut stop))
+                .map_err(|error| with_path(error, &part, at))?;
             at += part.bytes;
-        }
-        Ok(stats)
+            Ok(())
+        });
+        stop.outcome(key, copied_all).map(|()| stats)
     }
 
     /// Waits until a borrowed item is on disk.
@@ -101,8 +104,8 @@ impl Swapper {
     /// With checksums, the bytes are copied through memory. Returns the item's id, and how the bytes were copied.
     ///
     /// # Errors
-    /// `Io` if the file is too short or the disk is full; `TooLarge`; `Deadlock` and `Interrupted` as for
-    /// [`create`](Self::create).
+    /// `Io` if the file is too short or the disk is full; `TooLarge`; `Deadlock`, `Interrupted` and `Closed` as for
+    /// [`create`](Self::create), also in the middle of the copy. The key then has no new item.
     pub fn import(
         &self,
         key: &str,
@@ -117,8 +120,10 @@ impl Swapper {
         if self.scheduler().has_checksums {
             let borrowed = self.create(key, bytes, is_cancelled)?;
             let direct = self.scheduler().engine.config().direct;
-            let file = TensorFile::from_fd(source, None, Access::Read, direct);
-            file.and_then(|file| self.scheduler().engine.read(&file, offset, borrowed.target())?.wait().1)?;
+            let file = TensorFile::from_fd(source, None, Access::Read, direct)?;
+            let mut stop = StopCheck::new(self.scheduler(), is_cancelled);
+            let read = stop.wait(self.scheduler().engine.read(&file, offset, borrowed.target())?).1;
+            stop.outcome(key, read.map_err(Error::from))?;
             stats.memory_bytes = bytes as u64;
             let id = borrowed.id();
             borrowed.commit_as(label);
@@ -126,18 +131,19 @@ impl Swapper {
         }
         let extents = self.allocate(key, bytes, is_cancelled)?;
         let stored = StoredItem::new((key, label), bytes, 0, DiskLocation::Swap(extents.clone()));
+        let mut stop = StopCheck::new(self.scheduler(), is_cancelled);
         let copied_all = (|| {
             let parts = self.scheduler().store().file_extents(&stored)?;
             let mut at = offset;
             for part in parts {
                 let (from, to) = ((source, at), (part.fd.as_fd(), part.offset));
-                copy(&self.scheduler().engine, from, to, part.bytes, &mut stats)
+                copy(&self.scheduler().engine, from, to, part.bytes, (&mut stats, &mut stop))
                     .map_err(|error| with_path(error, &part, at))?;
                 at += part.bytes;
             }
             Ok(())
         })();
-        if let Err(error) = copied_all {
+        if let Err(error) = stop.outcome(key, copied_all) {
             self.scheduler().disk().free(extents);
             return Err(error);
         }
@@ -158,7 +164,7 @@ fn copy(
     (source, source_offset): (BorrowedFd<'_>, u64),
     (target, target_offset): (BorrowedFd<'_>, u64),
     bytes: u64,
-    stats: &mut CopyStats,
+    (stats, stop): (&mut CopyStats, &mut StopCheck<'_>),
 ) -> Result<(), IoError> {
     let block = fs::space(target).map_or(4096, |space| space.block_bytes.max(512));
     let whole = bytes / block * block;
@@ -169,7 +175,8 @@ fn copy(
         done = whole;
     }
     while done < bytes {
-        let len = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(1 << 30);
+        stop.check("copy")?;
+        let len = usize::try_from(bytes - done).unwrap_or(usize::MAX).min(KERNEL_COPY_BYTES);
         match fs::copy_between((source, source_offset + done), (target, target_offset + done), len) {
             Ok(0) => {
                 let file_bytes = fs::stat_of(source).map_or(source_offset + done, |stat| stat.bytes);
@@ -188,7 +195,8 @@ fn copy(
             // Different file systems, files in memory, or an old kernel. Copying by hand works, or gives the true
             // error.
             Err(_) => {
-                return through_memory(engine, (source, source_offset), (target, target_offset), done..bytes, stats);
+                let (source, target) = ((source, source_offset), (target, target_offset));
+                return through_memory(engine, source, target, done..bytes, (stats, stop));
             }
         }
     }
@@ -200,7 +208,7 @@ fn through_memory(
     (source, source_offset): (BorrowedFd<'_>, u64),
     (target, target_offset): (BorrowedFd<'_>, u64),
     range: std::ops::Range<u64>,
-    stats: &mut CopyStats,
+    (stats, stop): (&mut CopyStats, &mut StopCheck<'_>),
 ) -> Result<(), IoError> {
     let source = TensorFile::from_fd(source, None, Access::Read, DirectMode::Preferred)?;
     let target = TensorFile::from_fd(target, None, Access::Write, DirectMode::Preferred)?;
@@ -211,10 +219,11 @@ fn through_memory(
         let lost = || IoError::new(ErrorKind::Io, "copy", "an error lost the memory of a transfer");
         let whole = rest.take().ok_or_else(lost)?;
         let (part, behind) = whole.split_at(COPY_BYTES.min(range.end - at) as usize);
-        let (part, read) = engine.read(&source, source_offset + at, part)?.wait();
+        stop.check("copy")?;
+        let (part, read) = stop.wait(engine.read(&source, source_offset + at, part)?);
         read?;
         let part = part.ok_or_else(lost)?;
-        engine.write(&target, target_offset + at, part.region(), WriteOptions::default())?.wait().1?;
+        stop.wait(engine.write(&target, target_offset + at, part.region(), WriteOptions::default())?).1?;
         let bytes = part.len() as u64;
         stats.memory_bytes += bytes;
         at += bytes;

@@ -9,7 +9,7 @@
 //!
 //! I/O: `item_table` is where threads borrow and wait, and `io_scheduler` does the planned I/O, which ends in
 //! `completions`. `store` knows the place of each item on disk, `disk_space` allocates and resizes, `swap_files`
-//! creates and deletes files, `checksums` detects damage.
+//! creates and deletes files, `checksums` detects damage, `stop_check` ends a caller's transfers.
 //!
 //! API: `swapper` with its `options` and `stats`, `borrowed`, `partial_io` and `export`, all made of `item_access`.
 //! ```
@@ -66,6 +66,7 @@ mod partial_io;
 mod residency;
 mod slot_allocator;
 mod stats;
+mod stop_check;
 mod store;
 mod swap_files;
 mod swapper;

@@ -1,12 +1,15 @@
 //! Reads and writes ranges of an item, in memory or directly on disk.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{ReadItem, WriteItem, WriteOptions};
 
 use crate::borrowed::Borrowed;
 use crate::error::{Error, Result};
+use crate::options::CancelCheck;
+use crate::stop_check::StopCheck;
 use crate::store::DiskRange;
 
 /// Bytes per copy.
@@ -18,8 +21,8 @@ impl Borrowed {
     ///
     /// # Errors
     /// `Invalid` for a range outside the item, or in several places on disk if `target` is not contiguous; `Io`;
-    /// `Closed`.
-    pub fn read_at(&self, from: usize, target: RegionMut) -> Result<()> {
+    /// `Interrupted`; `Closed`.
+    pub fn read_at(&self, from: usize, target: RegionMut, is_cancelled: CancelCheck<'_>) -> Result<()> {
         let range = self.check(from, target.len())?;
         if self.offset().is_some() {
             let (source, gpus) = (self.region(), self.scheduler().engine.gpu_access());
@@ -49,14 +52,10 @@ impl Borrowed {
             items.push(ReadItem { file, offset, target });
         }
         if bytes > 0 {
-            let read = self.scheduler().engine.read_batch(items)?.wait().1;
-            let mut table = self.scheduler().items.lock();
-            // Closing truncates the files even while a transfer is in flight.
-            if table.is_closed {
-                return Err(Error::CLOSED);
-            }
-            read?;
-            table.stats.bytes_read += bytes;
+            let mut stop = StopCheck::new(self.scheduler(), is_cancelled);
+            let read = stop.wait(self.scheduler().engine.read_batch(items)?).1;
+            stop.outcome(&self.key(), read.map_err(Error::from))?;
+            self.scheduler().items.lock().stats.bytes_read += bytes;
         }
         Ok(())
     }
@@ -66,8 +65,9 @@ impl Borrowed {
     ///
     /// # Errors
     /// `Invalid` for a shared borrow, for a range outside the item, or in several places on disk if `source` is not
-    /// contiguous; `Io`; `Closed`. After a failure on disk, part of the range may have been written.
-    pub fn write_at(&self, from: usize, source: &Region) -> Result<()> {
+    /// contiguous; `Io`; `Interrupted`; `Closed`. After a failure on disk or an interrupt, part of the range may have
+    /// been written.
+    pub fn write_at(&self, from: usize, source: &Region, is_cancelled: CancelCheck<'_>) -> Result<()> {
         if !self.is_exclusive() {
             return Err(Error::Invalid(
                 "an item that is borrowed shared cannot be written to; borrow it exclusively".into(),
@@ -96,14 +96,12 @@ impl Borrowed {
         };
         let items: Vec<WriteItem> = ranges.into_iter().map(item).collect();
         if !items.is_empty() {
-            let written = self.scheduler().engine.write_batch(items, WriteOptions::default())?.wait().1;
-            let mut table = self.scheduler().items.lock();
-            if table.is_closed {
-                return Err(Error::CLOSED);
-            }
+            let mut stop = StopCheck::new(self.scheduler(), is_cancelled);
+            let written = stop.wait(self.scheduler().engine.write_batch(items, WriteOptions::default())?).1;
             // Even after a failure, the disk may differ from the copy in memory.
-            table.residency.disk_changed(self.id());
-            table.stats.bytes_written += written?.bytes;
+            self.scheduler().items.lock().residency.disk_changed(self.id());
+            let bytes = stop.outcome(&self.key(), written.map_err(Error::from))?.bytes;
+            self.scheduler().items.lock().stats.bytes_written += bytes;
         }
         Ok(())
     }
@@ -115,6 +113,10 @@ impl Borrowed {
                 Err(Error::Invalid(format!("{bytes} bytes at offset {from} exceed an item of {} bytes", self.len())))
             }
         }
+    }
+
+    fn key(&self) -> Arc<str> {
+        self.scheduler().store().get(self.id()).map_or_else(|| Arc::from(""), |stored| Arc::clone(&stored.key))
     }
 
     fn disk_ranges(&self, range: Range<usize>) -> Result<Vec<DiskRange>> {

@@ -221,8 +221,14 @@ impl Swapper {
     ///
     /// # Errors
     /// `Io` if the file cannot be opened; `Invalid` if it lacks that range; `TooLarge`; `Deadlock` if the calling
-    /// thread has borrowed the item that this one replaces.
-    pub fn attach(&self, key: &str, label: &str, range: &AttachedRange<'_>) -> Result<ItemId> {
+    /// thread has borrowed the item that this one replaces; `Interrupted`; `Closed`.
+    pub fn attach(
+        &self,
+        key: &str,
+        label: &str,
+        range: &AttachedRange<'_>,
+        is_cancelled: CancelCheck<'_>,
+    ) -> Result<ItemId> {
         let AttachedRange { target, offset, bytes, element_bytes } = *range;
         self.check_process()?;
         let file = self.scheduler.disk().open_attached(target, self.scheduler.engine.config().direct)?;
@@ -238,7 +244,7 @@ impl Swapper {
         let padding = if padding.is_multiple_of(element_bytes.max(1)) { padding } else { 0 };
         let slot_bytes = self.slot_bytes(key, padding, bytes)?;
         let stored = StoredItem::new((key, label), bytes, padding, DiskLocation::Attached { file, offset });
-        let id = self.replace_item(key, slot_bytes, stored, true, &mut || false)?;
+        let id = self.replace_item(key, slot_bytes, stored, true, is_cancelled)?;
         self.scheduler.run_or_wake();
         Ok(id)
     }

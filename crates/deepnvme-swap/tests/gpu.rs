@@ -59,7 +59,7 @@ fn a_write_waits_for_the_stream() {
         let borrowed = world.swapper.access("a", true, &mut || false).unwrap();
         assert_eq!(borrowed.offset().is_some(), is_in_memory);
         gpu.fill(stream, &memory, seed, DELAY_US);
-        borrowed.write_at(0, &memory.region().after(stream)).unwrap();
+        borrowed.write_at(0, &memory.region().after(stream), &mut || false).unwrap();
         drop(borrowed);
         assert!(stored(&world.swapper, "a") == pattern(seed, BYTES), "the write did not wait for the kernel");
     }
@@ -81,7 +81,7 @@ fn a_read_waits_for_the_stream() {
         let borrowed = world.swapper.access("a", false, &mut || false).unwrap();
         assert_eq!(borrowed.offset().is_some(), is_in_memory);
         gpu.copy(stream, &seen, &used, DELAY_US);
-        borrowed.read_at(0, used.region_mut().after(stream)).unwrap();
+        borrowed.read_at(0, used.region_mut().after(stream), &mut || false).unwrap();
         drop(borrowed);
         assert!(gpu.peek(&used) == pattern(1, BYTES));
         assert!(gpu.peek(&seen) == pattern(2, BYTES), "the read did not wait for the kernel");

@@ -96,7 +96,7 @@ fn run(world: &World, calls: Vec<Call>) {
                     let out = Buffer::zeroed(range.len()).unwrap().into_region();
                     let seen = out.region();
                     let borrowed = swapper.access(&key.to_string(), false, &mut never()).unwrap();
-                    borrowed.read_at(range.start, out).unwrap();
+                    borrowed.read_at(range.start, out, &mut never()).unwrap();
                     let mut found = vec![0; range.len()];
                     seen.copy_to_slice(0, &mut found);
                     assert!(found == data[range]);
@@ -107,7 +107,9 @@ fn run(world: &World, calls: Vec<Call>) {
                     let range = range_within(data.len(), from, bytes);
                     data[range.clone()].copy_from_slice(&random(seed, range.len()));
                     let borrowed = swapper.access(&key.to_string(), true, &mut never()).unwrap();
-                    borrowed.write_at(range.start, &Region::from_vec(data[range.clone()].to_vec())).unwrap();
+                    borrowed
+                        .write_at(range.start, &Region::from_vec(data[range.clone()].to_vec()), &mut never())
+                        .unwrap();
                 }
             }
             Call::Prefetch(keys) => {

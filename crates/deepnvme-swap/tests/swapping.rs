@@ -21,6 +21,7 @@ fn attached_items_are_read_in_place_and_never_written() {
             key,
             "a label",
             &AttachedRange { target: &target, offset: offset as u64, bytes, element_bytes: 8 },
+            &mut never(),
         )
     };
     for (index, offset) in [0, 4096, 12_344, 20_001].into_iter().enumerate() {
@@ -127,7 +128,7 @@ fn a_closed_swapper_has_no_file_open() {
         std::fs::write(folder.join("weights"), random(1, 4096)).unwrap();
         let target = folder.join("weights").into();
         let range = AttachedRange { target: &target, offset: 0, bytes: 4096, element_bytes: 1 };
-        swapper.attach("attached", "", &range).unwrap();
+        swapper.attach("attached", "", &range, &mut never()).unwrap();
         for key in ["memory", "disk"] {
             swapper.put(key, &Region::from_vec(random(2, 4096))).unwrap();
         }
@@ -140,7 +141,7 @@ fn a_closed_swapper_has_no_file_open() {
         assert!(bytes_of(&in_memory) == random(2, 4096) && bytes_of(&attached) == random(1, 4096));
         let closed = [
             swapper.put("new", &Region::from_vec(vec![1; 4096])),
-            swapper.attach("again", "", &range).map(|_| ()),
+            swapper.attach("again", "", &range, &mut never()).map(|_| ()),
             swapper.extents("disk", &mut never()).map(|_| ()),
         ];
         assert!(closed.iter().all(|result| matches!(result, Err(Error::Closed(_)))), "{closed:?}");

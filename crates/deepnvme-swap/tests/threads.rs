@@ -8,8 +8,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use deepnvme_io::mem::Region;
-use deepnvme_swap::{Borrowed, Error};
+use deepnvme_io::mem::{Buffer, Region};
+use deepnvme_swap::{Borrowed, Error, FileRange};
 use deepnvme_testkit::faults::FaultPlan;
 use deepnvme_testkit::watchdog::with_time_limit;
 
@@ -209,5 +209,84 @@ fn an_export_never_takes_an_item_that_is_deleted_before_it_is_written() {
             }
         }
         assert!(refused > 0, "no delete came before the write");
+    });
+}
+
+/// More than one copy inside the kernel.
+const LARGE: usize = 80 << 20;
+
+#[test]
+fn a_copy_ends_when_its_caller_gives_up_or_the_swapper_is_closed() {
+    with_time_limit("a_copy_ends_when_its_caller_gives_up", LIMIT, || {
+        for closes in [false, true] {
+            let world = world(engine(), LARGE, |_| {});
+            let swapper = &world.swapper;
+            let (source, target) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+            source.set_len(LARGE as u64).unwrap();
+            let range = FileRange { file: source.as_fd(), offset: 0, bytes: LARGE };
+            swapper.import("a", "", &range, &mut never()).unwrap();
+            let stored = swapper.stats().stored_bytes;
+            if !closes {
+                // Asked before each part of the copy.
+                let mut asked = 0;
+                let imported = swapper.import("b", "", &range, &mut || {
+                    asked += 1;
+                    asked == 2
+                });
+                assert!(matches!(imported, Err(Error::Interrupted { .. })), "{imported:?}");
+                assert_eq!((swapper.keys(), swapper.stats().stored_bytes), (vec!["a".into()], stored));
+            }
+            let mut asked = 0;
+            let exported = swapper.export("a", target.as_fd(), 0, &mut || {
+                asked += 1;
+                if asked == 2 && closes {
+                    swapper.close();
+                }
+                asked == 2 && !closes
+            });
+            let is_expected = match &exported {
+                Err(Error::Closed(_)) => closes,
+                Err(Error::Interrupted { .. }) => !closes,
+                _ => false,
+            };
+            assert!(is_expected, "{exported:?}");
+            assert!(target.metadata().unwrap().len() < LARGE as u64);
+        }
+    });
+}
+
+#[test]
+fn a_partial_read_or_write_ends_when_its_caller_gives_up_or_the_swapper_is_closed() {
+    with_time_limit("a_partial_read_or_write_ends", LIMIT, || {
+        let bytes = 16 << 20;
+        for (writes, closes) in [(false, false), (false, true), (true, false), (true, true)] {
+            let slow = FaultPlan { slow: 1000, slow_max: Duration::from_millis(100), ..FaultPlan::default() };
+            let (world, source) = (world(faulty(slow).0, bytes, |_| {}), tempfile::tempfile().unwrap());
+            let swapper = &world.swapper;
+            source.set_len(bytes as u64).unwrap();
+            let range = FileRange { file: source.as_fd(), offset: 0, bytes };
+            swapper.import("a", "", &range, &mut never()).unwrap();
+            let mut gives_up = || {
+                if closes {
+                    swapper.close();
+                }
+                !closes
+            };
+            let began = std::time::Instant::now();
+            let borrowed = swapper.access("a", writes, &mut never()).unwrap();
+            let moved = if writes {
+                borrowed.write_at(0, &Region::from_vec(vec![1; bytes]), &mut gives_up)
+            } else {
+                borrowed.read_at(0, Buffer::zeroed(bytes).unwrap().into_region(), &mut gives_up)
+            };
+            let is_expected = match &moved {
+                Err(Error::Closed(_)) => closes,
+                Err(Error::Interrupted { .. }) => !closes,
+                _ => false,
+            };
+            assert!(is_expected, "{moved:?}");
+            // All of its blocks would take a minute.
+            assert!(began.elapsed() < Duration::from_secs(20));
+        }
     });
 }

@@ -135,7 +135,13 @@ class Residence:
         mine = None
         try:
             # Inside: the traceback of an interrupt may keep it alive.
-            memory = borrow.__enter__()
+            try:
+                memory = borrow.__enter__()
+            except ClosedError:
+                # Another thread has closed the offloading, after all parameters were back in memory.
+                if group in self._restored:
+                    return
+                raise
             with self._lock:
                 found = self._held.get(group)
                 if group in self._restored:

@@ -19,6 +19,17 @@ pub(crate) struct PyHistory {
     inner: History,
 }
 
+impl Drop for PyHistory {
+    /// Releases the lock, which reads and removes a file, without the GIL.
+    fn drop(&mut self) {
+        let mut inner = Some(std::mem::replace(&mut self.inner, History::new(PathBuf::new(), None, false)));
+        Python::try_attach(|py| {
+            let inner = inner.take();
+            py.detach(|| drop(inner));
+        });
+    }
+}
+
 #[pymethods]
 impl PyHistory {
     #[new]

@@ -1,6 +1,6 @@
-"""Calls of engines, files and handles during close, Ctrl-C, fork and exit."""
+"""Calls of engines and files during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, ENDS, FINISHED, FIRST
+from .results import CLOSED, ENDS, FINISHED, FIRST, HALF_WRITTEN, LEFT
 
 SETUP = """
 SIZE = 1 << 30
@@ -26,8 +26,7 @@ FILE_READ = "`file.read`, `file.readinto`"
 FILE_WRITE = "`file.write`"
 FILE_CLOSE = "`file.close` after writing"
 CLOSE = "`Engine.close`"
-HANDLE = "`aio_handle.wait`"
-ROWS = (READ_WRITE, STRIPES, WAIT, AWAIT, WITH, FILE_READ, FILE_WRITE, FILE_CLOSE, CLOSE, HANDLE)
+ROWS = (READ_WRITE, STRIPES, WAIT, AWAIT, WITH, FILE_READ, FILE_WRITE, FILE_CLOSE, CLOSE)
 
 PENDING = "pending = engine.start_write(data, 'file')\n"
 SMALL = "pending = engine.start_write(data[:PART], 'file')\n"
@@ -38,17 +37,6 @@ AWAITING = """
 async def main():
     return await pending
 """
-# Its engine is its own, and the bytes are there when it has begun.
-AIO = """
-import torch
-from deepnvme.deepspeed import aio_handle
-tensor = torch.frombuffer(data, dtype=torch.uint8)
-handle = aio_handle(4096, 1, False, False, 1)
-def started():
-    return os.path.exists("aio") and os.stat("aio").st_blocks > 0
-"""
-
-LEFT = "raises; gives up what has not begun"
 GOES_ON = "raises; the transfer goes on"
 
 # By row and column: what is documented, and programs that show it.
@@ -95,7 +83,7 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
 """,
     ),
     (READ_WRITE, "exit"): (
-        "the process ends; a write may be half done",
+        HALF_WRITTEN,
         *(
             f"leave(lambda: {call}, started)"
             for call in (
@@ -125,7 +113,7 @@ raises(KeyboardInterrupt, lambda: engine.read(data[:PART * 4], stripes))
         "in_child(lambda: raises(errors.ClosedError, lambda: engine.write(b'x', stripes)))",
     ),
     (STRIPES, "exit"): (
-        "the process ends; a write may be half done",
+        HALF_WRITTEN,
         "leave(lambda: engine.write(data, stripes), started)",
     ),
     (WAIT, "cancel"): (
@@ -317,17 +305,4 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
     ),
     (CLOSE, "fork"): ("returns, and does nothing", PENDING + "in_child(lambda: returns(engine.close))"),
     (CLOSE, "exit"): (FIRST, SMALL + MOVES + "leave(engine.close, moves)"),
-    (HANDLE, "Ctrl-C"): (
-        "raises; nothing is counted, and the transfers go on",
-        AIO
-        + "handle.async_pwrite(tensor, 'aio')\nsoon(interrupt, started)\n"
-        + "raises(KeyboardInterrupt, handle.wait)\nos._exit(0)",
-    ),
-    (HANDLE, "fork"): (
-        "raises `RuntimeError`",
-        AIO
-        + "handle.async_pwrite(tensor[:PART], 'aio')\n"
-        + "in_child(lambda: raises(RuntimeError, handle.wait))\nhandle.wait()",
-    ),
-    (HANDLE, "exit"): (FIRST, AIO + "handle.async_pwrite(tensor[:PART], 'aio')\nleave(handle.wait, started)"),
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import signal
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,11 +12,13 @@ import pytest
 
 import deepnvme
 
-from . import checkpoints, commands, engine, readers, training
+from . import checkpoints, commands, engine, handles, offloading, readers, swapping, training
+from .attempts import Attempts
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .commands import CONVERT, PACK
-from .engine import FILE_CLOSE, FILE_WRITE, HANDLE
-from .fork_server import ATTEMPTS, LIMIT_S, SETUP, TENSORS, TIMED_OUT_STATUS, TORCH, ForkServer
+from .engine import FILE_CLOSE, FILE_WRITE
+from .fork_server import SETUP, TENSORS, TORCH, ForkServer
+from .offloading import OFF_SAVE
 from .readers import DCP_SAVE
 from .results import FIRST
 from .training import SAVE_STATE
@@ -25,12 +26,11 @@ from .training import SAVE_STATE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# The message of a thread that Python ends inside a function of torch. Threads inside our functions do not abort.
-ABORTED_BY_TORCH = "terminate called without an active exception"
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-ROWS = (*engine.ROWS, *checkpoints.ROWS, *readers.ROWS, *commands.ROWS, *training.ROWS)
-CELLS = {**engine.CELLS, **checkpoints.CELLS, **readers.CELLS, **commands.CELLS, **training.CELLS}
+MODULES = (engine, handles, checkpoints, readers, commands, swapping, training, offloading)
+ROWS = [row for module in MODULES for row in module.ROWS]
+CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
 
 
@@ -78,38 +78,26 @@ def name_of(part: str) -> str:
 def test_a_call_that_waits_ends_in_time(
     row: str, column: str, program: str, tmp_path: Path, fork_servers: dict[bool, ForkServer]
 ) -> None:
-    setup = SETUP + (engine.SETUP if row in engine.ROWS else "")
-    needs_torch = row not in engine.ROWS or row == HANDLE
+    setup = SETUP + (engine.SETUP if row in (*engine.ROWS, *handles.ROWS) else "")
+    needs_torch = row not in engine.ROWS
     if needs_torch not in fork_servers:
         pytest.skip("torch is not installed")
-    for attempt in range(ATTEMPTS):
-        folder = tmp_path / str(attempt)
-        folder.mkdir()
-        # Otherwise a call that still runs would finish at exit, which is the column for exit.
-        end = "" if column == "exit" else "\nos._exit(0)\n"
-        status, ended = fork_servers[needs_torch].run(folder, setup + textwrap.dedent(program) + end)
-        output = (folder / "output").read_text()
-        late = status == TIMED_OUT_STATUS
-        if column == "exit" and status == -signal.SIGABRT and ABORTED_BY_TORCH in output:
-            status = 0
-        if column == "exit" and status == 0:
-            # Threads that end meanwhile may write on the same line.
-            exit_began, exit_ended = map(float, re.findall(r"\b\d{10}\.\d+", output)[-2:])
-            # Python unloads torch after our exit handlers, which takes long and is not measured.
-            late = (exit_ended if needs_torch else ended) - exit_began > LIMIT_S
-            if not late:
-                assert_left(row, folder)
-        if not late:
-            assert status == 0, f"{CELLS[row, column][0]}: status {status}\n{output}"
-            return
-    pytest.fail(f"{row} against {column} took longer than {LIMIT_S} s, {ATTEMPTS} times")
+    # Otherwise a call that still runs would finish at exit, which is the column for exit.
+    end = "" if column == "exit" else "\nos._exit(0)\n"
+    attempts = Attempts(fork_servers[needs_torch], tmp_path, measures_exit=not needs_torch)
+    for folder in attempts.until_judged(setup + textwrap.dedent(program) + end, is_exit=column == "exit"):
+        if column == "exit":
+            assert_left(row, folder)
+            assert_sound(row, folder)
 
 
 def assert_left(row: str, folder: Path) -> None:
     """Check the files that a process leaves behind if it ends in the middle of a call."""
     there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {"output"}
     if row in engine.ROWS and CELLS[row, "exit"][0] == FIRST:
-        assert (folder / ("aio" if row == HANDLE else "file")).stat().st_size == 8 << 20
+        assert (folder / "file").stat().st_size == 8 << 20
+    if row in (handles.WAIT, handles.ASYNC):
+        assert (folder / "aio").stat().st_size == (8 if row == handles.WAIT else 2) << 20
     if row == FILE_WRITE:
         assert "new" not in there
     if row == FILE_CLOSE and "new" in there:
@@ -118,6 +106,8 @@ def assert_left(row: str, folder: Path) -> None:
         assert len(deepnvme.load(folder / "file.pt", verify="full")["a"]) == 24 << 20
     if row == SAVE_STATE:
         assert "state" not in there
+    if row == OFF_SAVE:
+        assert not [name for name in there if not name.startswith(".")]
     if row in (CK_SAVE, CK_ASYNC) and (kept := deepnvme.Checkpointer(folder / "run")).checkpoints:
         assert len(kept.restore(verify="full")["a"]) >= 1 << 20
     if row in (CK_WAIT, CK_CLOSE):

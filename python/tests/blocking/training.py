@@ -1,20 +1,7 @@
-"""Swappers, streamed models, optimizers and offloaded parameters during close, Ctrl-C, fork and exit."""
+"""Streamed models and optimizers during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, ENDS
+from .results import CLOSED, ENDS, GIVEN_UP
 
-SWAPPER = """
-swapper = deepnvme.Swapper(".", memory=8 << 20)
-for key in "ab":
-    swapper.put(key, torch.full((2 << 20,), ord(key), dtype=torch.float32)[: (2 << 20) - 5000])
-def hold():
-    with swapper.borrow("a"):
-        held.set()
-        go_on.wait()
-held, go_on = threading.Event(), threading.Event()
-holder = threading.Thread(target=hold, daemon=True)
-holder.start()
-held.wait()
-"""
 MODEL = """
 class Model(nn.Module):
     def __init__(self):
@@ -43,6 +30,19 @@ def run():
             model(x)
 """
 )
+# All weights but those of a small part stay in memory, and are read by the call.
+STREAMING = (
+    MODEL
+    + """
+with torch.no_grad():
+    wanted = model(x)
+deepnvme.save(model.state_dict(), "model.safetensors", durability="none", engine=deepnvme.Engine())
+with torch.device("meta"):
+    model = Model().eval()
+def stream(**options):
+    return deepnvme.stream(model, weights="model.safetensors", memory=64 << 20, **options)
+"""
+)
 OPTIMIZER = """
 params = [nn.Parameter(torch.ones(1 << 19)) for _ in range(8)]
 optimizer = optim.AdamW(params, swap_dir=".", memory="8MiB")
@@ -50,177 +50,48 @@ for param in params:
     param.grad = torch.ones_like(param)
 optimizer.step()
 """
-OFFLOADED = (
-    MODEL
-    + """
-import copy
-twin = copy.deepcopy(model)
-offloaded = deepnvme.offload_parameters(model, memory=13 << 20, swap_dir=".")
-def train(one=model):
-    loss = one(x).square().sum()
-    loss.backward()
-    return float(loss)
-"""
-)
-
-
-BORROW, FLUSH, SWAP_CLOSE = "`Swapper.borrow`, `create`, `put`, `read`, `write`", "`Swapper.flush`", "`Swapper.close`"
+STREAM = "`stream`"
 FORWARD, STREAM_CLOSE = "a streamed model's `forward`, `generate`", "`streaming.close`"
+STATE_DICT, LOAD_DICT = "`state_dict` of such an optimizer", "`load_state_dict` of such an optimizer"
 STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_state`", "`close` of such an optimizer"
-OFFLOAD, OFF_CLOSE = "forward and backward with `offload_parameters`", "`ParameterOffload.close`"
-ROWS = (BORROW, FLUSH, SWAP_CLOSE, FORWARD, STREAM_CLOSE, STEP, SAVE_STATE, OPT_CLOSE, OFFLOAD, OFF_CLOSE)
-
-GIVEN_UP = "raises `ClosedError` in its thread"
-
-# Calls that wait for memory, and calls that wait for the disk.
-WAITING = ("swapper.create('c', (1 << 20,), torch.float32).__enter__()", "swapper.put('d', torch.ones(1 << 20))")
-MOVING = ("swapper.read('b', 0, torch.empty(2_000_000))", "swapper.write('b', 0, torch.empty(2_000_000))")
+ROWS = (STREAM, FORWARD, STREAM_CLOSE, STEP, STATE_DICT, LOAD_DICT, SAVE_STATE, OPT_CLOSE)
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
-    (BORROW, "close"): (
-        CLOSED,
-        SWAPPER
+    (STREAM, "close"): (
+        "raises `ClosedError`; the model is as before",
+        STREAMING
         + """
-soon(swapper.close, at(0.1))
-raises(errors.ClosedError, lambda: swapper.borrow("b").__enter__())
-for call in (
-    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-    lambda: swapper.read("b", 0, torch.empty(10)),
-    lambda: swapper.write("b", 0, torch.empty(10)),
-):
-    raises(errors.ClosedError, call)
-go_on.set()
-holder.join(20)
+soon(deepnvme.default_engine().close, busy())
+raises(errors.ClosedError, stream)
+assert not hasattr(model, "streaming") and all(param.is_meta for param in model.parameters())
 """,
-        *(SWAPPER + f"soon(swapper.close, at(0.1))\nraises(errors.ClosedError, lambda: {call})" for call in WAITING),
-        *(SWAPPER + f"soon(swapper.close, busy())\nraises(errors.ClosedError, lambda: {call})" for call in MOVING),
     ),
-    (BORROW, "Ctrl-C"): (
-        "raises; nothing is borrowed, and nothing is put",
-        SWAPPER
+    (STREAM, "Ctrl-C"): (
+        "raises; the model is as before",
+        STREAMING
         + """
-for call in (
-    lambda: swapper.borrow("b").__enter__(),
-    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-):
-    event_times.clear()
-    soon(interrupt, at(0.1))
-    raises(KeyboardInterrupt, call)
-assert set(swapper.keys()) == {"a", "b"}
-go_on.set()
-holder.join(20)
-with swapper.borrow("b") as borrowed:
-    assert borrowed.eq(ord("b")).all()
-swapper.close()
-""",
-        *(SWAPPER + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {call})" for call in MOVING),
-    ),
-    (BORROW, "fork"): (
-        CLOSED,
-        SWAPPER
-        + """
-in_child(lambda: [raises(errors.ClosedError, call) for call in (
-    lambda: swapper.borrow("b").__enter__(),
-    lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
-    lambda: swapper.put("d", torch.ones(1 << 20)),
-    lambda: swapper.read("b", 0, torch.empty(10)),
-    lambda: swapper.write("b", 0, torch.empty(10)),
-)])
-go_on.set()
-""",
-    ),
-    (BORROW, "exit"): (
-        GIVEN_UP,
-        *(SWAPPER + f"leave_closed(lambda: {call}, at(0.1))" for call in ("swapper.borrow('b').__enter__()", *WAITING)),
-        *(SWAPPER + f"leave_closed(lambda: {call}, busy())" for call in MOVING),
-    ),
-    (FLUSH, "close"): (
-        CLOSED,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-soon(swapper.close, busy())
-raises(errors.ClosedError, swapper.flush)
-""",
-    ),
-    (FLUSH, "Ctrl-C"): (
-        "raises; the writing goes on",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
 soon(interrupt, busy())
-raises(KeyboardInterrupt, swapper.flush)
-swapper.flush()
-swapper.close()
+raises(KeyboardInterrupt, stream)
+assert not hasattr(model, "streaming") and all(param.is_meta for param in model.parameters())
+stream()
+with torch.no_grad():
+    assert model(x).equal(wanted)
+""",
+        STREAMING + "soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: stream(verify='full'))",
+    ),
+    (STREAM, "fork"): (
+        "streams, with an engine of its own",
+        STREAMING
+        + """
+def run():
+    stream()
+    with torch.no_grad():
+        assert model(x).equal(wanted)
+in_child(run)
 """,
     ),
-    (FLUSH, "fork"): (
-        CLOSED,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(1 << 20))
-in_child(lambda: raises(errors.ClosedError, swapper.flush))
-swapper.close()
-""",
-    ),
-    (FLUSH, "exit"): (
-        GIVEN_UP,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-leave_closed(swapper.flush, busy())
-""",
-    ),
-    (SWAP_CLOSE, "close"): (
-        "both return",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-moves = busy()
-threading.Thread(target=swapper.flush, daemon=True).start()
-both_close(swapper.close, moves)
-""",
-    ),
-    (SWAP_CLOSE, "Ctrl-C"): (
-        "raises, when the disk has finished a part; it is closed",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-moves = busy()
-threading.Thread(target=unless_closed(swapper.flush), daemon=True).start()
-while not moves():
-    time.sleep(0.001)
-def close():
-    event_times.append(time.monotonic())
-    interrupt()
-    swapper.close()
-    time.sleep(0.2)
-raises(KeyboardInterrupt, close)
-swapper.close()
-raises(errors.ClosedError, swapper.flush)
-""",
-    ),
-    (SWAP_CLOSE, "fork"): (
-        "returns, and does nothing",
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(1 << 20))
-in_child(lambda: returns(swapper.close))
-with swapper.borrow("a") as borrowed:
-    assert borrowed.eq(1).all()
-""",
-    ),
-    (SWAP_CLOSE, "exit"): (
-        ENDS,
-        """
-swapper = deepnvme.Swapper(".", memory=64 << 20)
-swapper.put("a", torch.ones(12 << 20))
-leave(swapper.close, at(0))
-""",
-    ),
+    (STREAM, "exit"): (ENDS, STREAMING + "leave(stream, busy())"),
     (FORWARD, "close"): (
         "raises `ClosedError` at its next layer; a later call uses the model's own weights, or raises without any",
         STREAMED
@@ -343,6 +214,66 @@ optimizer.close()
         OPTIMIZER + "in_child(lambda: raises(errors.ClosedError, optimizer.step))\noptimizer.step()\noptimizer.close()",
     ),
     (STEP, "exit"): (GIVEN_UP, OPTIMIZER + "leave_closed(optimizer.step, busy())"),
+    (STATE_DICT, "close"): (
+        CLOSED,
+        OPTIMIZER + "soon(optimizer.close, busy())\nraises(errors.ClosedError, optimizer.state_dict)",
+    ),
+    (STATE_DICT, "Ctrl-C"): (
+        "raises",
+        OPTIMIZER
+        + """
+soon(interrupt, busy())
+raises(KeyboardInterrupt, optimizer.state_dict)
+assert len(optimizer.state_dict()["state"]) == 8
+optimizer.step()
+optimizer.close()
+""",
+    ),
+    (STATE_DICT, "fork"): (
+        CLOSED,
+        OPTIMIZER + "in_child(lambda: raises(errors.ClosedError, optimizer.state_dict))\noptimizer.close()",
+    ),
+    (STATE_DICT, "exit"): (GIVEN_UP, OPTIMIZER + "leave_closed(optimizer.state_dict, busy())"),
+    (LOAD_DICT, "close"): (
+        CLOSED,
+        OPTIMIZER
+        + """
+state = optimizer.state_dict()
+soon(optimizer.close, busy())
+raises(errors.ClosedError, lambda: optimizer.load_state_dict(state))
+""",
+    ),
+    (LOAD_DICT, "Ctrl-C"): (
+        "raises; the state is to be loaded again",
+        OPTIMIZER
+        + """
+state = optimizer.state_dict()
+before = [param.clone() for param in params]
+soon(interrupt, busy())
+raises(KeyboardInterrupt, lambda: optimizer.load_state_dict(state))
+raises(RuntimeError, optimizer.step)
+raises(RuntimeError, optimizer.state_dict)
+assert all(map(torch.equal, params, before))
+optimizer.load_state_dict(state)
+found = optimizer.state_dict()["state"]
+assert all(found[index]["exp_avg"].equal(state["state"][index]["exp_avg"]) for index in range(8))
+optimizer.step()
+optimizer.close()
+""",
+    ),
+    (LOAD_DICT, "fork"): (
+        CLOSED,
+        OPTIMIZER
+        + """
+state = optimizer.state_dict()
+in_child(lambda: raises(errors.ClosedError, lambda: optimizer.load_state_dict(state)))
+optimizer.close()
+""",
+    ),
+    (LOAD_DICT, "exit"): (
+        GIVEN_UP,
+        OPTIMIZER + "state = optimizer.state_dict()\nleave_closed(lambda: optimizer.load_state_dict(state), busy())",
+    ),
     (SAVE_STATE, "close"): (
         "raises `ClosedError`; no file appears",
         OPTIMIZER
@@ -411,44 +342,4 @@ both_close(optimizer.close, moves)
         OPTIMIZER + "in_child(lambda: returns(optimizer.close))\noptimizer.step()",
     ),
     (OPT_CLOSE, "exit"): (ENDS, OPTIMIZER + "leave(optimizer.close, at(0))"),
-    (OFFLOAD, "Ctrl-C"): (
-        "raises; the model can be used further",
-        OFFLOADED
-        + """
-def trains():
-    for _ in range(50):
-        train()
-wanted = train(twin)
-soon(interrupt, busy())
-raises(KeyboardInterrupt, trains)
-model.zero_grad()
-assert train() == wanted
-assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
-offloaded.close()
-""",
-    ),
-    (OFFLOAD, "fork"): (
-        CLOSED,
-        OFFLOADED + "train()\nin_child(lambda: raises(errors.ClosedError, train))\ntrain()\noffloaded.close()",
-    ),
-    (OFFLOAD, "exit"): (
-        GIVEN_UP,
-        OFFLOADED + "leave_closed(lambda: [train() for _ in range(50)], busy())",
-    ),
-    (OFF_CLOSE, "Ctrl-C"): (
-        "raises; close it again",
-        OFFLOADED
-        + """
-train()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, offloaded.close)
-offloaded.close()
-assert all(map(torch.equal, model.parameters(), twin.parameters()))
-""",
-    ),
-    (OFF_CLOSE, "fork"): (
-        CLOSED,
-        OFFLOADED + "train()\nin_child(lambda: raises(errors.ClosedError, offloaded.close))\noffloaded.close()",
-    ),
-    (OFF_CLOSE, "exit"): (GIVEN_UP, OFFLOADED + "train()\nleave_closed(offloaded.close, busy())"),
 }

@@ -135,3 +135,23 @@ def test_a_backward_pass_after_the_close(tmp_path: Path) -> None:
         loss.backward()
     model(question).square().sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_a_save_goes_on_when_a_close_comes_just_before_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _, _ = offloaded(tmp_path / "swap")
+    offloading = model.offloading
+    swapper = offloading._swapper
+    borrow = swapper.borrow
+
+    def late(key: str, *, shared: bool = False) -> Any:
+        monkeypatch.undo()
+        offloading.close()
+        return borrow(key, shared=shared)
+
+    monkeypatch.setattr(swapper, "borrow", late)
+    offloading.save(tmp_path / "saved.safetensors")
+    assert offloading.is_closed
+    saved = deepnvme.load(tmp_path / "saved.safetensors")
+    assert all(map(torch.equal, saved.values(), model.state_dict().values()))
