@@ -13,6 +13,8 @@ use crate::{error, threads};
 
 /// Interval between signal checks.
 const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+/// Less memory than this is there before a thread would be.
+const BACKGROUND_BYTES_MIN: usize = 64 << 20;
 
 /// Runs `work` on a thread. If a signal raises a Python exception, `work` is interrupted and the exception is raised
 /// once it ends.
@@ -70,6 +72,16 @@ pub(crate) fn run_read_only<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => py.check_signals()?,
         }
     }
+}
+
+/// Runs `work`, which allocates `nbytes` of locked memory: the kernel provides each page, which takes a second for some
+/// gigabytes. An exception from a signal is raised immediately, as by [`run_read_only`].
+pub(crate) fn allocate<T: Send + 'static>(
+    py: Python<'_>,
+    nbytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> PyResult<T> {
+    if nbytes < BACKGROUND_BYTES_MIN { Ok(py.detach(work)) } else { run_read_only(py, work) }
 }
 
 /// Runs `work` on a thread and calls `poll` at intervals. After an exception from `poll` or a signal, it calls `stop`,

@@ -6,19 +6,19 @@ use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::{error, memory};
+use crate::{background, error, memory};
 
 /// Allocate a DLPack capsule of `nbytes` page-aligned bytes, pinned if RLIMIT_MEMLOCK allows. The consumer frees
 /// the memory by dropping the tensor.
 #[pyfunction]
 pub(crate) fn _pinned_capsule(py: Python<'_>, nbytes: usize) -> PyResult<Bound<'_, PyCapsule>> {
-    // Locking touches every page, which takes time, and so does registering with the CUDA driver.
-    let locked = || Buffer::locked(nbytes).map(|buffer| register_with_driver(buffer.into_region()));
+    // Registering with the CUDA driver takes time as well.
+    let locked = move || Buffer::locked(nbytes).map(|buffer| register_with_driver(buffer.into_region()));
     let refused = |error| {
         let detail = format!("the system has no {nbytes} bytes of memory; ask for less");
         deepnvme_io::Error::from_io("allocate pinned memory", &error).because(detail)
     };
-    let memory = error::check(py, py.detach(locked).map_err(refused))?;
+    let memory = error::check(py, background::allocate(py, nbytes, locked)?.map_err(refused))?;
     let tensor = dlpack::export::<DLManagedTensor>(memory, &[nbytes], DLDataType::U8)?;
     memory::capsule(py, tensor)
 }

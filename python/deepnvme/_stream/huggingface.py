@@ -329,12 +329,18 @@ def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None
 
 
 def _texts(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the files that transformers may read as text: none of a folder that cannot be listed."""
+    """Return the files that transformers may read as text.
+
+    A folder that is missing is left to transformers, whose errors say more.
+
+    Raises:
+        OSError: the folder cannot be listed. Its files may be of any size.
+    """
     try:
         with os.scandir(folder) as entries:
             names = [entry for entry in entries if entry.name.endswith((".json", ".jinja", ".txt", ".model"))]
             return [entry for entry in names if not entry.name.endswith(".index.json") and entry.is_file()]
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 

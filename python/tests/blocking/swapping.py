@@ -36,8 +36,9 @@ moves = busy()
 FILLED = LARGE + "os.truncate(in_memory, SIZE)\nfree = swapper.stats().stored_bytes\n"
 
 BORROW, FLUSH, SWAP_CLOSE = "`Swapper.borrow`, `create`, `put`, `read`, `write`", "`Swapper.flush`", "`Swapper.close`"
+MAKE = "making a `Swapper`, `pinned_empty`"
 FILES = "`Swapper.attach`, `import_`, `export`, `extents`"
-ROWS = (BORROW, FILES, FLUSH, SWAP_CLOSE)
+ROWS = (MAKE, BORROW, FILES, FLUSH, SWAP_CLOSE)
 
 # Calls that wait for memory, and calls that wait for the disk.
 WAITING = ("swapper.create('c', (1 << 20,), torch.float32).__enter__()", "swapper.put('d', torch.ones(1 << 20))")
@@ -50,6 +51,9 @@ assert swapper.read("attached", SIZE - 4, torch.ones(1)) == 0
 assert swapper.import_("b", source, 0, SIZE)
 swapper.close()
 """
+# The kernel takes a second to provide this memory and lock it.
+MAKING = ("deepnvme.Swapper('.', memory=3 << 30)", "deepnvme.pinned_empty(3 << 30, dtype=torch.uint8)")
+MAKING_LITTLE = tuple(call.replace("3 << 30", "1 << 20") for call in MAKING)
 GAVE_UP = "\nassert bytes_moved() - before < SIZE"
 # Copies through memory. Those of the kernel may be over before an event comes, and are tested in Rust.
 EXPORT = "swapper.export('attached', in_memory)"
@@ -61,6 +65,18 @@ DIRTY = "swapper = deepnvme.Swapper('.', memory=64 << 20)\nswapper.put('a', torc
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+    (MAKE, "Ctrl-C"): (
+        "raises; the memory goes back once the kernel has provided it",
+        *(
+            f"soon(interrupt, at(0.05))\nraises(KeyboardInterrupt, lambda: [{call} for _ in range(100)])"
+            for call in MAKING
+        ),
+    ),
+    (MAKE, "fork"): (
+        "makes it, with an engine of its own",
+        "deepnvme.default_engine()\n" + "".join(f"in_child(lambda: {call})\n" for call in MAKING_LITTLE),
+    ),
+    (MAKE, "exit"): (ENDS, *(f"leave(lambda: {call}, at(0.05))" for call in MAKING)),
     (BORROW, "close"): (
         CLOSED,
         SWAPPER
