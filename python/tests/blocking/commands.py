@@ -25,9 +25,20 @@ deepnvme.verify("file.safetensors")
 """
 
 VERIFY, INSPECT, CONVERT, PACK = "`verify`", "`inspect`", "`convert`", "`pack`"
-ROWS = (VERIFY, INSPECT, CONVERT, PACK)
+REPORT, MEASURE = "`report`", "`bench`, `tune`"
+ROWS = (VERIFY, INSPECT, CONVERT, PACK, REPORT, MEASURE)
 
 ENDS = "the process ends"
+NOTHING_LEFT = "\nassert set(os.listdir()) == before, set(os.listdir()) - before\n"
+MEASURES = (
+    "deepnvme.bench('write', '.', size='64M', loops=1000)",
+    "deepnvme.bench('read', '.', size='64M', loops=1000)",
+    "deepnvme.tune('.', budget=60, size='64M')",
+)
+MEASURES_LITTLE = (
+    "deepnvme.bench('write', '.', size='1M', loops=1, warm_up=0)",
+    "deepnvme.tune('.', budget=1, size='1M')",
+)
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -85,4 +96,27 @@ assert deepnvme.verify("new")["is_sound"]
         "the process ends; the folder is whole or absent",
         SAVED + "leave(lambda: deepnvme.pack('file.safetensors', 'new', dtype='int8'), works)",
     ),
+    (REPORT, "Ctrl-C"): (
+        "raises; no file stays",
+        "before = set(os.listdir())\nsoon(interrupt, at(0.02))\n"
+        "raises(KeyboardInterrupt, lambda: [deepnvme.report('.') for _ in range(200)])" + NOTHING_LEFT,
+    ),
+    (REPORT, "fork"): (
+        "reports, with an engine of its own",
+        "deepnvme.report('.')\nin_child(lambda: deepnvme.report('.'))",
+    ),
+    (REPORT, "exit"): (ENDS, "leave(lambda: [deepnvme.report('.') for _ in range(200)], at(0.02))"),
+    (MEASURE, "Ctrl-C"): (
+        "raises; no file stays",
+        *(
+            f"before = set(os.listdir())\nsoon(interrupt, at(0.3))\nraises(KeyboardInterrupt, lambda: {call})"
+            + NOTHING_LEFT
+            for call in MEASURES
+        ),
+    ),
+    (MEASURE, "fork"): (
+        "measures, with an engine of its own",
+        "deepnvme.default_engine()\n" + "".join(f"in_child(lambda: {call})\n" for call in MEASURES_LITTLE),
+    ),
+    (MEASURE, "exit"): (ENDS, *(f"leave(lambda: {call}, at(0.3))" for call in MEASURES)),
 }
