@@ -50,11 +50,26 @@ for param in params:
     param.grad = torch.ones_like(param)
 optimizer.step()
 """
+# Gradients go to disk in the backward pass.
+BACKWARD_PASS = """
+torch.manual_seed(1)
+def made():
+    return [nn.Parameter(torch.full((1 << 19,), 1.0 + index)) for index in range(8)]
+def losses(params):
+    return sum((param * param).sum() for param in params)
+params, wanted = made(), made()
+optimizer = optim.AdamW(params, swap_dir=".", memory="8MiB", swap_gradients=True)
+reference = optim.AdamW(wanted)
+losses(params).backward()
+optimizer.step()
+optimizer.zero_grad()
+"""
 STREAM = "`stream`"
 FORWARD, STREAM_CLOSE = "a streamed model's `forward`, `generate`", "`streaming.close`"
 STATE_DICT, LOAD_DICT = "`state_dict` of such an optimizer", "`load_state_dict` of such an optimizer"
 STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_state`", "`close` of such an optimizer"
-ROWS = (STREAM, FORWARD, STREAM_CLOSE, STEP, STATE_DICT, LOAD_DICT, SAVE_STATE, OPT_CLOSE)
+BACKWARD = "`backward` with `swap_gradients=True`"
+ROWS = (STREAM, FORWARD, STREAM_CLOSE, BACKWARD, STEP, STATE_DICT, LOAD_DICT, SAVE_STATE, OPT_CLOSE)
 
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
@@ -188,6 +203,37 @@ model.streaming.close()
 """,
     ),
     (STREAM_CLOSE, "exit"): (ENDS, STREAMED + "leave(model.streaming.close, at(0))"),
+    (BACKWARD, "close"): (
+        CLOSED,
+        BACKWARD_PASS
+        + """
+loss = losses(params)
+soon(optimizer.close, busy())
+raises(errors.ClosedError, loss.backward)
+""",
+    ),
+    (BACKWARD, "Ctrl-C"): (
+        "raises; call `zero_grad`, and repeat the pass",
+        BACKWARD_PASS
+        + """
+loss = losses(params)
+soon(interrupt, busy())
+raises(KeyboardInterrupt, loss.backward)
+optimizer.zero_grad()
+losses(params).backward()
+optimizer.step()
+for _ in range(2):
+    losses(wanted).backward()
+    reference.step()
+    reference.zero_grad()
+assert all(map(torch.equal, params, wanted))
+""",
+    ),
+    (BACKWARD, "fork"): (
+        CLOSED,
+        BACKWARD_PASS + "in_child(lambda: raises(errors.ClosedError, lambda: losses(params).backward()))",
+    ),
+    (BACKWARD, "exit"): (GIVEN_UP, BACKWARD_PASS + "leave_closed(losses(params).backward, busy())"),
     (STEP, "close"): (
         CLOSED,
         OPTIMIZER + "soon(optimizer.close, busy())\nraises(errors.ClosedError, optimizer.step)",
