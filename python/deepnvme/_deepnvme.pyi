@@ -57,6 +57,7 @@ __all__ = [
     "_is_held",
     "_list_state",
     "_make_folders",
+    "_not_plain",
     "_open_regular",
     "_packed_tensors",
     "_parse_bytes",
@@ -73,7 +74,6 @@ __all__ = [
     "_row_page_bytes",
     "_run_command",
     "_shard_ranges",
-    "_unusual_tensors",
     "default_engine",
     "probe",
     "read",
@@ -1072,7 +1072,7 @@ def _read_small_file(path: _Name, max_nbytes: int) -> bytes: ...
 def _crc64(path: str | bytes | PathLike[str] | PathLike[bytes], offset: int, nbytes: int) -> int: ...
 def _crc64_of_all(ranges: Sequence[tuple[Path, int, int]]) -> int: ...
 def _shard_ranges(nbytes: int, writers: int) -> list[tuple[int, int]]: ...
-def _unusual_tensors(pairs: list[tuple[Any, Any]]) -> list[int]: ...
+def _not_plain(pairs: list[tuple[Any, Any]]) -> list[int]: ...
 def _plan_archive(
     path: _Path,
     before: Sequence[tuple[str, object]],

@@ -9,10 +9,9 @@ use pyo3::prelude::*;
 
 use deepnvme_mem::CreatorProcess;
 
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{error, threads};
 
-/// Interval between signal checks.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// Less memory than this is there before a thread would be.
 const BACKGROUND_BYTES_MIN: usize = 64 << 20;
 

@@ -67,10 +67,10 @@ mod _deepnvme {
     use crate::{
         capture_mode::_exchange_capture_mode,
         checkpoint::{
-            _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _pickle_plain,
-            _plan_archive, _plan_safetensors, _refuse_list_name, _shard_ranges, _unusual_tensors, CheckpointReader,
-            DirectReads, HashCosts, Loading, NewFile, NewFolder, PlainTargets, PyHistory, PyReflinkTarget, SavePlan,
-            SaveShard, SaveStaging, Saving,
+            _check_pickle, _checkpoint_paths, _crc64, _crc64_of_all, _find_set, _list_state, _not_plain, _pickle_plain,
+            _plan_archive, _plan_safetensors, _refuse_list_name, _shard_ranges, CheckpointReader, DirectReads,
+            HashCosts, Loading, NewFile, NewFolder, PlainTargets, PyHistory, PyReflinkTarget, SavePlan, SaveShard,
+            SaveStaging, Saving,
         },
         command::{_command_result, _python_command, _run_command},
         device_pin::{_pin_device, DevicePin},

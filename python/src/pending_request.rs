@@ -9,8 +9,7 @@ use deepnvme_io::{Error, ErrorKind, Progress, Result, Transfer};
 use deepnvme_mem::{Region, RegionMut};
 use pyo3::prelude::*;
 
-/// Interval between signal checks.
-pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 
 /// Time that an interrupted call waits for transfers that the kernel has begun. Unless a device hangs, nothing touches
 /// the tensor after the interrupt.

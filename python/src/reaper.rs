@@ -10,7 +10,8 @@ use std::sync::{Arc, Mutex, Weak};
 use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
-use crate::pending_request::{PendingRequest, SIGNAL_CHECK_INTERVAL};
+use crate::pending_request::PendingRequest;
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{detached_requests, memory};
 
 /// This process's thread. Locked only with the GIL held. Python also forks with the GIL held, so no child finds it

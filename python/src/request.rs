@@ -14,8 +14,9 @@ use crate::error::InvalidArgumentError;
 use crate::memory::{self, AddressRange, check_disjoint, check_disjoint_from};
 use crate::once::intern;
 use crate::path::PathArgument;
-use crate::pending_request::{AnyTransfer, PendingRequest, SIGNAL_CHECK_INTERVAL};
+use crate::pending_request::{AnyTransfer, PendingRequest};
 use crate::settings::{Word, durability, number};
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::transfer::PyTransfer;
 use crate::{detached_requests, error, reaper, tensor_memory, torch};
 

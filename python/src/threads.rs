@@ -10,6 +10,9 @@ use pyo3::prelude::*;
 
 use crate::error;
 
+/// Interval at which a call that waits checks for signals.
+pub(crate) const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
+
 /// Work on its own thread, which sends its result.
 pub(crate) struct BackgroundTask<T>(Mutex<Receiver<T>>);
 

@@ -9,8 +9,9 @@ use pyo3::prelude::*;
 use crate::engine::PyEngine;
 use crate::handle::Handle;
 use crate::path::PathArgument;
-use crate::pending_request::{CANCEL_TIMEOUT, SIGNAL_CHECK_INTERVAL};
+use crate::pending_request::CANCEL_TIMEOUT;
 use crate::settings::{self, Word};
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{default, error, memory, tensor_memory, threads};
 
 /// Bytes written between signal checks.

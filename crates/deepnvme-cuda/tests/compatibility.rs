@@ -6,7 +6,7 @@ use deepnvme_cuda::CuFile;
 use deepnvme_fake_driver::Loaded;
 
 #[test]
-fn the_driver_is_asked_once() {
+fn the_answer_of_the_driver_is_kept() {
     // SAFETY: no other thread of this test reads the environment.
     unsafe { std::env::set_var("DEEPNVME_FAKE_DRIVER_CUFILE_COMPAT", "1") };
     let fake_driver = Loaded::exclusive();

@@ -67,7 +67,7 @@ fn reading_through_the_cache_never_crosses_a_stripe() {
 }
 
 #[test]
-fn a_copied_or_moved_set_is_on_its_own() {
+fn a_moved_set_has_its_own_parts() {
     let folder = tempfile::tempdir().unwrap();
     let (here, there) = (folder.path().join("here"), folder.path().join("there"));
     std::fs::create_dir(&here).unwrap();

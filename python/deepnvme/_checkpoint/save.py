@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._deepnvme import StripeSet, _plan_archive, _plan_safetensors, _refuse_list_name, _unusual_tensors
+from deepnvme._deepnvme import StripeSet, _not_plain, _plan_archive, _plan_safetensors, _refuse_list_name
 from deepnvme._utils.arguments import (
     DURABILITIES,
     check_choice,
@@ -267,8 +267,8 @@ def checked_tensors(obj: object) -> list[NamedTensor]:
         msg = f"a safetensors file holds a dict of names and tensors, not {type(obj).__name__}; save it as a .pt file"
         raise TypeError(msg)
     named = [*obj.items()]
-    # To look at each of ten thousand ordinary tensors from Python takes a tenth of their save.
-    for index in _unusual_tensors(named):
+    # To look at each of ten thousand plain tensors from Python takes a tenth of their save.
+    for index in _not_plain(named):
         named[index] = _checked(*named[index])
     return named
 

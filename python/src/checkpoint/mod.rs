@@ -14,12 +14,12 @@ mod lists;
 mod load;
 mod new_file;
 mod pickle;
-mod plain_sources;
 mod plain_targets;
 mod plan;
 mod reflink_target;
 mod save;
 mod shard;
+mod tensor_sources;
 
 pub(crate) use build::HashCosts;
 pub(crate) use history::{_checkpoint_paths, NewFolder, PyHistory};
@@ -27,12 +27,12 @@ pub(crate) use lists::{_find_set, _list_state, _refuse_list_name};
 pub(crate) use load::{CheckpointReader, Loading};
 pub(crate) use new_file::NewFile;
 pub(crate) use pickle::{_check_pickle, _pickle_plain};
-pub(crate) use plain_sources::_unusual_tensors;
 pub(crate) use plain_targets::{DirectReads, PlainTargets};
 pub(crate) use plan::{_plan_archive, _plan_safetensors, SavePlan, SaveStaging};
 pub(crate) use reflink_target::PyReflinkTarget;
 pub(crate) use save::{_crc64, _crc64_of_all, Saving};
 pub(crate) use shard::{_shard_ranges, SaveShard};
+pub(crate) use tensor_sources::_not_plain;
 
 /// Converts a format error to the exception that Python code expects.
 pub(crate) fn format_error(py: Python<'_>, path: &std::path::Path, source: deepnvme_format::Error) -> PyErr {

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use deepnvme_checkpoint::Progress;
 use deepnvme_checkpoint::write::{DataSource, Record, Save, SaveOptions, Staging, error_of_target};
@@ -13,20 +12,17 @@ use deepnvme_io::{Engine, OpenOptions};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use super::plain_sources::{self, NamedTensor};
 use super::save::{Destination, Saving, start};
 use super::shard::SaveShard;
+use super::tensor_sources::{self, NamedTensor};
 use super::to_exception;
 use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
 use crate::once::intern;
 use crate::path::PathArgument;
 use crate::settings::{self, Word};
-use crate::threads::UntilTaken;
+use crate::threads::{SIGNAL_CHECK_INTERVAL, UntilTaken};
 use crate::{default, detached_requests, memory, tensor_memory};
-
-/// Interval between signal checks.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Save options, as the package's own code passes them.
 pub(crate) struct SaveArguments<'py> {
@@ -86,7 +82,7 @@ pub(crate) fn _plan_safetensors(
 ) -> PyResult<SavePlan> {
     let _gc_pause = memory::GcPause::new(py);
     let engine = default::or_default(py, options.engine.as_ref())?;
-    let tensors = plain_sources::find(py, &engine, tensors)?;
+    let tensors = tensor_sources::find(py, &engine, tensors)?;
     SavePlan::new(py, path, &engine, options, |target, options| {
         Save::safetensors(&target.path(), tensors, metadata, options)
     })

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Duration;
 
 use deepnvme_checkpoint::write::{Save, Saved};
 use deepnvme_checkpoint::{Error, NamedRange, Progress, Result};
@@ -16,10 +15,8 @@ use super::load::progress_callback;
 use super::new_file::{NewFile, already_taken};
 use super::to_exception;
 use crate::background::check_process;
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{error, threads};
-
-/// Interval between signal checks.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Destination of a save, and its final name.
 pub(super) enum Destination {

@@ -1,7 +1,6 @@
 //! The `_Streamer` and `_SparseRowCache` classes, which `deepnvme._stream` wraps.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
@@ -19,15 +18,13 @@ use self::stored_tensor::{RangeArgument, float, stored_range};
 use crate::engine::PyEngine;
 use crate::error::{InvalidArgumentError, plain};
 use crate::path::PathArgument;
+use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{default, memory, tensor_memory};
 
 mod error;
 mod stored_tensor;
 
 pub(crate) use stored_tensor::{_packed_tensors, PyStoredTensor};
-
-/// Interval between signal checks.
-const SIGNAL_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// File index, offset in the file, bytes, offset in the slot.
 type PieceArgument = (usize, u64, usize, usize);

@@ -4,7 +4,7 @@ use deepnvme_io::fs;
 
 use super::lock::{Holder, Lock, LockOutcome};
 use super::state::History;
-use super::{plan, private};
+use super::{private, retention};
 use crate::error::Result;
 use crate::sync::lock;
 
@@ -56,7 +56,7 @@ impl History {
         }
         let manifest = self.manifest();
         let names = fs::entries(&self.folder).map_err(|errno| self.refused("list", errno))?;
-        let unlisted = plan::unlisted(&manifest, &names);
+        let unlisted = retention::unlisted(&manifest, &names);
         // Without a lock, private files may be in use by another writer.
         if !lacks_locks {
             private::remove_leftovers(&self.folder, &names, |name| manifest.knows(name));
@@ -68,7 +68,7 @@ impl History {
     /// the folder cannot be read.
     #[must_use]
     pub fn unlisted(&self) -> Vec<String> {
-        fs::entries(&self.folder).map_or_else(|_| Vec::new(), |names| plan::unlisted(&self.manifest(), &names))
+        fs::entries(&self.folder).map_or_else(|_| Vec::new(), |names| retention::unlisted(&self.manifest(), &names))
     }
 
     /// Returns whether this process holds the lock.

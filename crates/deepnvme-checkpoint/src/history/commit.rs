@@ -8,7 +8,7 @@ use deepnvme_io::{Error as IoError, ErrorKind, start_thread};
 
 use super::manifest::{Manifest, ManifestEntry};
 use super::state::{History, ManifestKnowledge};
-use super::{files, names, plan};
+use super::{files, names, retention};
 use crate::error::{Error, Result};
 use crate::sync::{lock, thread};
 
@@ -111,7 +111,7 @@ impl History {
         if entry.parts.is_empty() {
             entry.written_ns = Some(files::written_ns(&self.folder, &entry)?);
         }
-        let next = plan::next(&now, &entry, self.keep, newer, |entry| files::is_there(&self.folder, entry));
+        let next = retention::next(&now, &entry, self.keep, newer, |entry| files::is_there(&self.folder, entry));
         // Sync the names before the manifest that lists them.
         fs::sync_folder(&self.folder)?;
         self.write(&next)
@@ -204,13 +204,13 @@ impl History {
     /// Records what all processes that share the history have settled. The next manifest states it.
     pub fn record_settled(&self, placed: &[String], gone: &[String]) {
         let mut state = lock(&self.state);
-        state.manifest = plan::forgotten(&plan::placed(&state.manifest, placed), gone);
+        state.manifest = retention::forgotten(&retention::placed(&state.manifest, placed), gone);
     }
 
     /// Renames a checkpoint of one file whose name was taken meanwhile.
     fn rename(&self, entry: &ManifestEntry) -> Result<()> {
         let name = self.reserve(entry.step, names::suffix_of(&entry.file), &[])?;
-        let next = plan::renamed(&self.manifest(), &entry.file, &name);
+        let next = retention::renamed(&self.manifest(), &entry.file, &name);
         let renamed = self.write(&next);
         self.release_name(&name);
         renamed?;

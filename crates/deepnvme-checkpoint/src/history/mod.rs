@@ -8,7 +8,7 @@
 //!
 //! manifest    manifest.json: current and retired checkpoints    (pure)
 //! names       names of checkpoints                              (pure)
-//! plan        transitions of the manifest                       (pure)
+//! retention   transitions of the manifest                       (pure)
 //! members     files that a list or an index names               (pure)
 //! files       renames files; removes retired ones if they verify
 //! listed      current checkpoints, for readers that rename nothing
@@ -32,9 +32,9 @@ mod lock;
 mod manifest;
 mod members;
 mod names;
-mod plan;
 mod private;
 mod read;
+mod retention;
 mod state;
 #[cfg(test)]
 mod tests;

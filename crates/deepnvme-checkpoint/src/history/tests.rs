@@ -66,7 +66,7 @@ fn event() -> impl Strategy<Value = Event> {
 fn a_save_that_began_earlier_is_older_and_retires_nothing_newer() {
     let entry = |step: u64| entry(&format!("step-{step}.pt"), step, b"x");
     let steps = |manifest: &Manifest| manifest.checkpoints.iter().map(|entry| entry.step).collect::<Vec<_>>();
-    let next = |now: &Manifest, step, keep, newer: &[u64]| plan::next(now, &entry(step), keep, newer, |_| true);
+    let next = |now: &Manifest, step, keep, newer: &[u64]| retention::next(now, &entry(step), keep, newer, |_| true);
     let mut manifest = Manifest::empty();
     for step in [10, 20, 30] {
         manifest = next(&manifest, step, Some(3), &[]);

@@ -54,7 +54,7 @@ pub(super) fn vector_offsets<S: Simd, const N: usize>() -> impl Iterator<Item = 
     (0..N / S::f32s::LEN).map(|vector| vector * S::f32s::LEN)
 }
 
-/// The address of a tile in a stream of tiles.
+/// The address of a tile of one of the arrays that a step reads or writes.
 #[derive(Clone, Copy)]
 pub(super) struct StreamAddress(*const f32);
 

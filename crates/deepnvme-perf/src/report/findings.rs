@@ -48,16 +48,16 @@ pub(super) fn judge(
     pool_bytes: u64,
 ) -> Vec<Finding> {
     let mut findings = Vec::new();
-    of_backends(backends, &mut findings);
-    of_system(system, pool_bytes, &mut findings);
+    judge_backends(backends, &mut findings);
+    judge_system(system, pool_bytes, &mut findings);
     for folder in folders {
-        of_folder(folder, &mut findings);
+        judge_folder(folder, &mut findings);
     }
     findings.sort_by_key(|finding| finding.severity);
     findings
 }
 
-fn of_backends(backends: &[BackendReport], findings: &mut Vec<Finding>) {
+fn judge_backends(backends: &[BackendReport], findings: &mut Vec<Finding>) {
     if !backends.iter().any(|backend| backend.works) {
         findings.push(Finding::new(Severity::Broken, "no backend works", "see the reasons above"));
     }
@@ -70,7 +70,7 @@ fn of_backends(backends: &[BackendReport], findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
+fn judge_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     if let Some(limit) =
         system.memory.memlock_bytes.filter(|limit| *limit < pool_bytes && !system.memory.may_lock_freely)
     {
@@ -89,7 +89,7 @@ fn of_system(system: &System, pool_bytes: u64, findings: &mut Vec<Finding>) {
     }
 }
 
-fn of_folder(folder: &FolderReport, findings: &mut Vec<Finding>) {
+fn judge_folder(folder: &FolderReport, findings: &mut Vec<Finding>) {
     let path = display::path(&folder.path);
     if let Some(error) = &folder.error {
         findings.push(Finding::new(Severity::Broken, error.clone(), "name a folder that exists"));
@@ -122,11 +122,11 @@ fn of_folder(folder: &FolderReport, findings: &mut Vec<Finding>) {
         ));
     }
     for disk in folder.device.iter().flat_map(BlockDevice::disks) {
-        of_disk(disk, findings);
+        judge_disk(disk, findings);
     }
 }
 
-fn of_disk(disk: &BlockDevice, findings: &mut Vec<Finding>) {
+fn judge_disk(disk: &BlockDevice, findings: &mut Vec<Finding>) {
     let name = &disk.name;
     if disk.is_rotational == Some(true) && disk.kind != "virtio" {
         findings.push(Finding::new(

@@ -1,4 +1,4 @@
-//! The memory of the tensors of a save. That of ordinary tensors is found with a few C calls each: for ten thousand
+//! The memory of the tensors of a save. That of plain tensors is found with a few C calls each: for ten thousand
 //! tensors, asking Python about each of their properties takes a quarter of the save.
 
 use std::sync::Arc;
@@ -21,41 +21,41 @@ use crate::{tensor_memory, torch};
 /// A tensor and its name.
 pub(super) type NamedTensor<'py> = (String, Bound<'py, PyAny>);
 
-/// Return the indices of the pairs of a list that are no name and ordinary tensor: one of torch's own class in host
-/// memory, contiguous and real, with a name that UTF-8 can encode.
+/// Return the indices of pairs that are not a UTF-8 name and a plain tensor. A plain tensor has torch's own class, is
+/// contiguous, in host memory, real, and not lazily negated.
 #[pyfunction]
-pub(crate) fn _unusual_tensors(pairs: &Bound<'_, PyList>) -> PyResult<Vec<usize>> {
+pub(crate) fn _not_plain(pairs: &Bound<'_, PyList>) -> PyResult<Vec<usize>> {
     let Some(classes) = torch::plain_classes(pairs.py())? else { return Ok((0..pairs.len()).collect()) };
-    let mut unusual = Vec::new();
+    let mut others = Vec::new();
     for (index, pair) in pairs.iter().enumerate() {
         let pair = pair.cast_into::<PyTuple>()?;
         let (name, tensor) = (pair.get_borrowed_item(0)?, pair.get_item(1)?);
         let has_name = name.cast::<PyString>().is_ok_and(|name| name.to_str().is_ok());
-        let is_ordinary = has_name
+        let is_plain = has_name
             && classes.describe(&tensor).is_some_and(|found| found.plain().is_some())
             && !torch::is_lazy_negative(&tensor)?;
-        if !is_ordinary {
-            unusual.push(index);
+        if !is_plain {
+            others.push(index);
         }
     }
-    Ok(unusual)
+    Ok(others)
 }
 
 /// Finds the memory of tensors, and keeps it in place.
 pub(super) fn find(py: Python<'_>, engine: &Engine, named: Vec<NamedTensor<'_>>) -> PyResult<Vec<Tensor>> {
-    let mut ordinary = Vec::with_capacity(named.len());
+    let mut plain = Vec::with_capacity(named.len());
     for (_, object) in &named {
         if torch::plain(object)?.is_some() {
-            ordinary.push(object.clone());
+            plain.push(object.clone());
         }
     }
-    let held = Arc::new(StorageHolds::new(py, &ordinary)?);
+    let held = Arc::new(StorageHolds::new(py, &plain)?);
     let classes = torch::plain_classes(py)?;
-    let mut ordinary = ordinary.into_iter().peekable();
+    let mut plain = plain.into_iter().peekable();
     let source = |(name, object): NamedTensor<'_>| {
-        let is_ordinary = ordinary.next_if(|next| next.is(&object)).is_some();
+        let is_plain = plain.next_if(|next| next.is(&object)).is_some();
         // Described again: only the held storage is sure to stay.
-        let found = classes.filter(|_| is_ordinary).and_then(|classes| held_source(engine, classes, &object, &held));
+        let found = classes.filter(|_| is_plain).and_then(|classes| held_source(engine, classes, &object, &held));
         let tensor = match found {
             Some((dtype, shape, data)) => Tensor { spec: TensorSpec { name, dtype, shape }, data },
             None => by_attributes(engine, name, &object)?,
@@ -65,7 +65,7 @@ pub(super) fn find(py: Python<'_>, engine: &Engine, named: Vec<NamedTensor<'_>>)
     named.into_iter().map(source).collect()
 }
 
-/// Returns the type, shape and memory of an ordinary tensor; `None` for anything else, or if its storage was resized.
+/// Returns the type, shape and memory of a plain tensor; `None` for anything else, or if its storage was resized.
 fn held_source(
     engine: &Engine,
     classes: &PlainClasses,
@@ -93,7 +93,7 @@ fn by_attributes(engine: &Engine, name: String, object: &Bound<'_, PyAny>) -> Py
         InvalidArgumentError::new_err(text)
     })?;
     let shape = object.getattr(intern!(py, "shape"))?.extract()?;
-    let data = signed_source(engine, object, dtype).map_err(|error| named_tensor(py, &name, error))?;
+    let data = signed_source(engine, object, dtype).map_err(|error| with_tensor_name(py, &name, error))?;
     Ok(Tensor { spec: TensorSpec { name, dtype, shape }, data })
 }
 
@@ -109,7 +109,7 @@ fn signed_source(engine: &Engine, object: &Bound<'_, PyAny>, dtype: Dtype) -> Py
 }
 
 /// Names the refused tensor in the error.
-fn named_tensor(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
+fn with_tensor_name(py: Python<'_>, name: &str, error: PyErr) -> PyErr {
     if error.is_instance_of::<PyTypeError>(py) {
         return PyTypeError::new_err(format!("{name:?}: {}", error.value(py)));
     }
