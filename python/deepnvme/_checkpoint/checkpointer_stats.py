@@ -11,7 +11,7 @@ from deepnvme._utils.public import public
 @public
 @dataclass(frozen=True)
 class CheckpointerStats:
-    """The cost of saving so far. All processes count the same files, and each its own time.
+    """The cost of saving so far. Every process counts the same files; the times are its own.
 
     Attributes:
         saves: checkpoints that were added to the manifest.

@@ -296,7 +296,7 @@ def _checked(name: Any, tensor: Any) -> NamedTensor:
     if tensor.is_meta:
         # Of a placeholder for a weight on disk, this raises an error that says more.
         tensor.untyped_storage()
-        msg = f"{name!r}: this tensor is on the meta device and has no bytes; leave it out, or save a .pt file"
+        msg = f"{name!r}: this tensor is on the meta device and has no values; initialise or load it first, or leave it out"
         raise TypeError(msg)
     if tensor._is_zerotensor():  # noqa: SLF001
         msg = f"{name!r}: this is one of torch's zero tensors, which have no memory; save tensor.clone()"

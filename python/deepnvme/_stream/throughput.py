@@ -111,7 +111,7 @@ def generate_all(
         index = lengths.index(0)
         msg = (
             f"prompt {index + 1} of {len(prompts)} is {prompts[index][:_SHOWN_MAX]!r}, which has no tokens for this "
-            "model; write text into it, or remove it"
+            "model; write text into it, or remove it. If it has text, the tokenizer lacks its files: copy them"
         )
         raise InvalidArgumentError(msg)
     order = sorted(range(len(prompts)), key=lambda index: -lengths[index])

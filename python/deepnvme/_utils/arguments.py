@@ -104,6 +104,8 @@ def check_file_path(path: object, function: str, remedy: str) -> None:
         msg = f"deepnvme.{function} takes the path of a file, not an open file ({kind}); give it the path, or {remedy}"
     else:
         msg = f"deepnvme.{function} takes a path (str, bytes, os.PathLike) or a StripeSet, not {kind}"
+        if function == "save":
+            msg += "; the state comes first: save(state, path)"
     raise TypeError(msg)
 
 

@@ -77,7 +77,8 @@ class _Bar:
         bar = "#" * filled + "-" * (_WIDTH - filled)
         rate = done / seconds / 1e9 if seconds > 0 else 0.0
         end = "\n" if done >= total else ""
-        show(f"\r{self._text} [{bar}] {done / 1e9:.1f}/{total / 1e9:.1f} GB, {rate:.1f} GB/s{end}")
+        unit, size = ("GB", 1e9) if total >= 1e9 else ("MB", 1e6)  # noqa: PLR2004
+        show(f"\r{self._text} [{bar}] {done / size:.1f}/{total / size:.1f} {unit}, {rate:.1f} GB/s{end}")
 
 
 def progress_callback(progress: ProgressArgument, verb: str, name: object) -> Callable[[int, int], object] | None:

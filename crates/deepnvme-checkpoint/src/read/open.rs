@@ -441,7 +441,7 @@ fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
         let what = format!("the file has only {file_bytes} bytes, perhaps since it was cut");
         return FormatError::Corrupt { offset: 0, what };
     } else {
-        "this is neither a torch archive nor a safetensors file"
+        "this is neither a torch archive nor a safetensors file; name a file of deepnvme.save, torch.save or safetensors"
     };
     FormatError::Unsupported(text.into())
 }

@@ -150,7 +150,7 @@ pub fn draw_verifications(files: &[Verification]) -> String {
                 }
                 let covered = match file.coverage {
                     Coverage::File => "",
-                    _ => "; names, types and shapes have no checksum: save the file again to add one",
+                    _ => "; names, types and shapes have no checksum: save it with deepnvme.save to add one",
                 };
                 writeln!(out, "{:<12} {path}: {compared}{speed}{covered}", file.verdict.name())
             }
