@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import to_path
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import warn_caller
 from deepnvme.errors import Error, NotFoundError, UnsupportedError
@@ -74,7 +74,7 @@ def find_folder(model: str | bytes | os.PathLike[str], options: dict[str, Any]) 
     Raises:
         NotFoundError: there is no such folder, and the cache has no such model. The message says how to get it.
     """
-    folder = path_of(model)
+    folder = to_path(model)
     name = os.fsdecode(model)
     if os.path.lexists(folder) or _HUB_NAME.fullmatch(name) is None:
         return folder
@@ -118,7 +118,7 @@ def build_model(
             raise UnsupportedError(f"{name} {reason}; leave it out")
     config = options.pop("config", None) or folder
     if isinstance(config, (str, bytes, os.PathLike)):
-        config = _read_config(transformers, path_of(config), bool(options.get("trust_remote_code")))
+        config = _read_config(transformers, to_path(config), bool(options.get("trust_remote_code")))
     if getattr(config, "quantization_config", None) is not None:
         raise UnsupportedError(
             f"{folder}: the weights are quantised by another library (quantization_config), whose layers cannot be "

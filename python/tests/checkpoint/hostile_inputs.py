@@ -22,7 +22,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._checkpoint.dcp.reader import NamingPlanner
+from deepnvme._checkpoint.dcp.reader import MissingNamesPlanner
 from deepnvme._checkpoint.distributed.sharded import _errors_with_path
 from deepnvme.integrations.dcp import DeepnvmeReader
 
@@ -210,7 +210,7 @@ def load_distributed(folder: Path, reader: DeepnvmeReader, state: dict[str, Any]
     """Load as torch does, which would hide the errors in one of its own. None if the index lacks a tensor."""
     metadata = reader.read_metadata()
     reader.set_up_storage_reader(metadata, True)
-    planner = NamingPlanner(str(folder))
+    planner = MissingNamesPlanner(str(folder))
     planner.set_up_planner(state, metadata, True)
     try:
         with _errors_with_path(folder):
