@@ -37,10 +37,10 @@ test-frameworks: setup $(FRAMEWORKS)/stamp $(FRAMEWORKS)/deepspeed-ops ## tests 
 test-serving: setup $(SERVING)/stamp ## tests inside vLLM and SGLang on the CPU, which are installed into .venv-serving for that
 	@$(SERVING)/bin/python -m pytest -o faulthandler_timeout=900 python/tests/serving
 
-test-torch: setup ## tests of checkpoints with another release of torch (TORCH=2.10.0), which is installed into .venv-torch
+test-torch: setup ## tests of checkpoints, and fuzz targets, with another release of torch (TORCH=2.10.0), which is installed into .venv-torch
 	@test -n "$(TORCH)" || { echo "say which release: make test-torch TORCH=2.10.0"; exit 2; }
 	$(BIN)/python scripts/setup.py torch $(TORCH)
-	@.venv-torch/bin/python -m pytest python/tests/checkpoint
+	@.venv-torch/bin/python -m pytest python/tests/checkpoint python/tests/fuzz
 
 simulate: ## the storage layer in a simulated world (SEEDS=100000, FIRST_SEED=0; ONLY=stripes for one scenario; TELL=1 tells every call)
 	RUSTFLAGS="--cfg simulated" CARGO_TARGET_DIR=target/simulated cargo build --quiet --package deepnvme-simulation --bin simulate

@@ -85,7 +85,7 @@ def main() -> int:
     """Run the named targets, or all."""
     seconds = int(os.environ.get("FUZZ_SECONDS", "60"))
     of_rust = re.findall(r'\[\[bin\]\]\nname = "(\w+)"', (FUZZ / "Cargo.toml").read_text())
-    bodies = (ROOT / "python" / "tests" / "checkpoint" / "fuzz_targets.py").read_text()
+    bodies = (ROOT / "python" / "tests" / "fuzz" / "targets.py").read_text()
     of_python = re.findall(r'^    "(\w+)": \w+,$', bodies[bodies.index("TARGETS:") :], re.MULTILINE)
     targets = of_rust + of_python
     wanted = sys.argv[1:] or targets

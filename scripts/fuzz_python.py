@@ -35,8 +35,8 @@ with atheris.instrument_imports(include=["deepnvme"]):
     import deepnvme._stream.huggingface
     import deepnvme.optim  # noqa: F401
 
-    targets: Any = importlib.import_module("checkpoint.fuzz_targets")
-mutators: Any = importlib.import_module("checkpoint.mutators")
+    targets: Any = importlib.import_module("fuzz.targets")
+mutators: Any = importlib.import_module("mutators")
 
 
 def mutate(data: bytes, size_max: int, seed: int) -> Any:

@@ -227,8 +227,9 @@ def tool_seeds() -> None:
 
 def python_seeds() -> None:
     """Write what the targets in Python save themselves, and changes of it."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python" / "tests"))
-    targets: Any = importlib.import_module("checkpoint.fuzz_targets")
+    tests = Path(__file__).resolve().parent.parent / "python" / "tests"
+    sys.path[:0] = [str(tests), str(tests / "shared")]
+    targets: Any = importlib.import_module("fuzz.targets")
 
     texts: dict[str, str] = {}
     for name, saved_as in {

@@ -15,8 +15,9 @@ from typing import Any, cast
 import torch
 
 from common import command
+from common.not_offered import NotOffered
 from common.round_order import order
-from optimbench.tools import OURS, NotOffered, Row, Tensors, rows
+from optimbench.tools import OURS, Row, Tensors, rows
 
 
 @dataclass

@@ -8,6 +8,8 @@ from functools import cached_property
 
 import torch
 
+from common.not_offered import NotOffered
+
 Step = Callable[[], None]
 # Read: weights, gradient, two moments. Written: weights and moments.
 _F32_BYTES = 28
@@ -18,10 +20,6 @@ _CLIP_BYTES = 32
 _MAX_NORM = 0.5
 _LR = 1e-3
 _BLOCK = 128
-
-
-class NotOffered(Exception):
-    """A tool that cannot take part, and why."""
 
 
 class Tensors:

@@ -29,7 +29,7 @@ _WAITING = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 
 @dataclass
-class Meeting:
+class Contest:
     """All tools, each in a process of its own, and the disk that they share."""
 
     tools: list[Tool]
@@ -134,11 +134,11 @@ def _run(arguments: argparse.Namespace, scratch: Path) -> Path:
     rows: list[Row] = []
     tools = [one for one in all_tools() if one.name not in arguments.without.split(";")]
     loads = [os.getloadavg()[0]]
-    with idle_disk(scratch) as disk, closing(Meeting(tools, workload, arguments.rounds, disk)) as meeting:
+    with idle_disk(scratch) as disk, closing(Contest(tools, workload, arguments.rounds, disk)) as contest:
         for key in arguments.rows.split(","):
             job = Job(*_ROWS[key], arguments.new_tokens, _SEED)
             rows.append(Row(key, job, {one.name: str(one.group) for one in tools}))
-            meeting.measure(rows[-1])
+            contest.measure(rows[-1])
             loads.append(os.getloadavg()[0])
             print(summary.table(rows[-1]), flush=True)
             fields = {

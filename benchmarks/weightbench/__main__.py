@@ -28,7 +28,7 @@ _SETTING_64 = fio.FioSetting("libaio", 1 << 20, 64, huge=True)
 
 
 @dataclass
-class Meeting:
+class Contest:
     """The files, and the time of each tool."""
 
     scratch: Path
@@ -139,23 +139,23 @@ def run(arguments: argparse.Namespace, scratch: Path) -> Path:
             limit = DiskLimit.measure(scratch / "limit.raw", nbytes, huge=True)
             limit.write(scratch / "limit.raw")
             print(f"fio: {limit}", flush=True)
-        meeting = Meeting(scratch, arguments.layers, nbytes, limit)
+        contest = Contest(scratch, arguments.layers, nbytes, limit)
         for index in range(arguments.rounds + 1):
             for name in order([_FIO, _FIO_64, *EVERYBODY], index):
-                if name not in meeting.left_out:
+                if name not in contest.left_out:
                     disk.wait()
-                    meeting.turn(name, is_counted=index > 0)
+                    contest.turn(name, is_counted=index > 0)
             loads.append(os.getloadavg()[0])
     fields = {
         "weights_bytes": nbytes,
         "files": len(model.files(scratch / "model")),
         "rounds": arguments.rounds,
         "load": loads,
-        "summary": summary(meeting.samples),
-        "samples": {name: [one.to_json() for one in taken] for name, taken in meeting.samples.items()},
-        "left_out": meeting.left_out,
+        "summary": summary(contest.samples),
+        "samples": {name: [one.to_json() for one in taken] for name, taken in contest.samples.items()},
+        "left_out": contest.left_out,
     }
-    show(summary(meeting.samples))
+    show(summary(contest.samples))
     return command.write_record(arguments.results, "weights", scratch, fields)
 
 

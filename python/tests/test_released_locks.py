@@ -105,7 +105,7 @@ saved = optimizer.state_dict()
 optimizer.save_state("state")
 probe = optimizer.swap_stats
 """
-IN_MEMORY, ON_DISK = OPTIMIZER.format(False), OPTIMIZER.format(True)
+GRADIENTS_IN_MEMORY, GRADIENTS_ON_DISK = OPTIMIZER.format(False), OPTIMIZER.format(True)
 MODEL = """
 model = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(8)))
 x = torch.ones(1, 512)
@@ -147,7 +147,7 @@ def probe():
 def wait():
     handle.async_pread(data, "file")
     handle.wait()
-SETTINGS = (65536, 4, False, False)
+HANDLE_SETTINGS = (65536, 4, False, False)
 """
 
 CALLS = {
@@ -217,14 +217,14 @@ CALLS = {
         "dcp.save(state, storage_writer=DeepnvmeWriter('other'), no_dist=True)",
         "dcp.load(state, storage_reader=DeepnvmeReader('run'), no_dist=True)",
     ),
-    IN_MEMORY: (
+    GRADIENTS_IN_MEMORY: (
         "optimizer.step()",
         "optimizer.state_dict()",
         "optimizer.load_state_dict(saved)",
         "optimizer.save_state('new')",
         "optimizer.load_state('state')",
     ),
-    ON_DISK: ("backward()", "optimizer.step()"),
+    GRADIENTS_ON_DISK: ("backward()", "optimizer.step()"),
     MODEL: ("deepnvme.offload_parameters(model, memory='4MiB', swap_dir='.')",),
     OFFLOADED: (
         "model(x)",
@@ -242,8 +242,8 @@ CALLS = {
         "handle.read(data, 'file', True)",
         "handle.write(data, 'file', True)",
         "wait()",
-        "aio_read(data, 'file', *SETTINGS, False)",
-        "aio_write(data, 'file', *SETTINGS, False)",
+        "aio_read(data, 'file', *HANDLE_SETTINGS, False)",
+        "aio_write(data, 'file', *HANDLE_SETTINGS, False)",
     ),
 }
 MORE = """

@@ -32,7 +32,7 @@ class RunningSave(Protocol):
         """Bytes written, and bytes in total."""
 
     def wait_filled(self) -> None:
-        """Wait until the tensors may change."""
+        """Wait until the tensors have been read, and may change."""
 
     def wait(self, progress: Any, stop_on_signal: bool) -> SaveResult:
         """Wait until the save is over."""
@@ -55,44 +55,44 @@ class BackgroundSaves:
         # Also at the end of the program, once its threads have ended.
         weakref.finalize(self, _report_unraised, self._failures, os.getpid())
 
-    def start(self, saving: RunningSave, commit: Commit, *, is_gated: bool = False) -> None:
+    def start(self, saving: RunningSave, commit: Commit, *, waits_for_caller: bool = False) -> None:
         """Wait for a save in a thread of its own, and call ``commit`` once the file is on disk.
 
         Args:
             saving: the save.
             commit: gets its result, and a function that raises ``CancelledError`` if the save was abandoned.
-            is_gated: whether the commit waits until :meth:`wait_with_progress` has reported all bytes.
+            waits_for_caller: whether the commit waits until :meth:`wait_with_progress` has reported all bytes.
         """
-        current = _BackgroundSave(saving, commit, self._failures.append, is_gated=is_gated)
+        current = _BackgroundSave(saving, commit, self._failures.append, waits_for_caller=waits_for_caller)
         with self._abandon_on_error(current):
             self.begun += 1
             current.start()
             self._running.append(current)
             self._drop_finished()
 
-    def abandon_gated(self) -> None:
+    def abandon_waiting(self) -> None:
         """Abandon the saves whose commit waits for a caller. Ctrl-C may have come before that caller waited."""
         for current in list(self._running):
-            if not current.is_gate_open:
+            if not current.may_commit:
                 current.abandon()
         self._drop_finished()
 
     @property
     def holds_tensors(self) -> bool:
         """Whether a save may still read tensors."""
-        return any(not current.is_filled for current in self._running)
+        return any(not current.are_tensors_read for current in self._running)
 
-    def wait_for_tensors(self) -> None:
-        """Wait until the tensors may change."""
+    def wait_all_read(self) -> None:
+        """Wait until no save reads tensors any more: they may change then. An interrupt abandons no save."""
         for current in list(self._running):
-            current.wait_filled()
+            current.wait_read()
 
-    def wait_for_copies(self) -> None:
-        """Wait until the tensors of the last save are copied. An interrupt abandons the save."""
+    def wait_last_read(self) -> None:
+        """Wait until the last save has read its tensors. An interrupt abandons that save."""
         current = self._last
         if current is not None:
             with self._abandon_on_error(current):
-                current.wait_filled()
+                current.wait_read()
 
     def wait_with_progress(self, report: Callable[[int, int], object] | None) -> None:
         """Wait until the last save is over, and report its progress.
@@ -106,7 +106,7 @@ class BackgroundSaves:
                     current.wait_written(POLL_INTERVAL_S)
                     if report is not None:
                         report(*current.saving.progress)
-                current.open_gate()
+                current.allow_commit()
                 current.join()
         self._drop_finished()
         self.raise_failure()
@@ -180,17 +180,22 @@ def _report_unraised(failures: deque[BaseException], process: int) -> None:
 
 class _BackgroundSave:
     def __init__(
-        self, saving: RunningSave, commit: Commit, add_failure: Callable[[BaseException], None], *, is_gated: bool
+        self,
+        saving: RunningSave,
+        commit: Commit,
+        add_failure: Callable[[BaseException], None],
+        *,
+        waits_for_caller: bool,
     ) -> None:
         self.saving = saving
-        self.is_filled = False
+        self.are_tensors_read = False
         self._process = os.getpid()
         self._caller = threading.current_thread()
         self._commit: Commit | None = commit
         self._written = SignalSafeEvent()
-        self._gate = SignalSafeEvent()
-        if not is_gated:
-            self._gate.set()
+        self._commit_allowed = SignalSafeEvent()
+        if not waits_for_caller:
+            self._commit_allowed.set()
         self._add_failure = add_failure
         self._is_abandoned = False
         # Before Python 3.13, a thread counts as dead after an interrupted `join`.
@@ -233,9 +238,9 @@ class _BackgroundSave:
             assert commit is not None
             saved = self.saving.wait(None, False)
             self._written.set()
-            while not self._gate.wait(POLL_INTERVAL_S):
+            while not self._commit_allowed.wait(POLL_INTERVAL_S):
                 if not self._caller.is_alive():
-                    # Interrupted twice, it ended without a word. Nobody else opens the gate.
+                    # The calling thread ended without abandoning the save.
                     self._is_abandoned = True
                     break
             commit(saved, self._check_wanted)
@@ -246,7 +251,7 @@ class _BackgroundSave:
             if not self._is_abandoned:
                 self._add_failure(error)
         finally:
-            self.is_filled = True
+            self.are_tensors_read = True
             self._written.set()
             self._finished.set()
 
@@ -271,25 +276,25 @@ class _BackgroundSave:
         self._written.wait(seconds)
 
     @property
-    def is_gate_open(self) -> bool:
+    def may_commit(self) -> bool:
         """Whether the commit may begin."""
-        return self._gate.is_set
+        return self._commit_allowed.is_set
 
-    def open_gate(self) -> None:
+    def allow_commit(self) -> None:
         """Let the commit begin."""
-        self._gate.set()
+        self._commit_allowed.set()
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
             msg = "the save runs in the parent of this forked process, and never ends here"
             raise ClosedError(msg)
 
-    def wait_filled(self) -> None:
-        """Wait until the tensors may change."""
-        if not self.is_filled:
+    def wait_read(self) -> None:
+        """Wait until this save has read its tensors."""
+        if not self.are_tensors_read:
             self._check_process()
             self.saving.wait_filled()
-            self.is_filled = True
+            self.are_tensors_read = True
 
     def abandon(self) -> None:
         """Stop the save, and keep no error. In a forked child, the parent's save goes on."""
@@ -297,7 +302,7 @@ class _BackgroundSave:
             return
         self._is_abandoned = True
         self.saving.stop()
-        self._gate.set()
+        self._commit_allowed.set()
         while self._starters and not self._launched.wait(POLL_INTERVAL_S):
             pass
         if self._starters and self._refusal is None:

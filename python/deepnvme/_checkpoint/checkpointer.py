@@ -22,7 +22,7 @@ from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
-from deepnvme._utils.arguments import absolute_path_of, parse_bytes, whole
+from deepnvme._utils.arguments import parse_bytes, to_absolute_path, whole
 from deepnvme._utils.locks import make_lock
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import require_torch
@@ -143,7 +143,7 @@ class Checkpointer:
             options = SaveOptions(engine, durability, checksums)
             progress_callback(progress, "saving", folder)
             # The process may change its working directory before the next save.
-            self.folder = absolute_path_of(folder)
+            self.folder = to_absolute_path(folder)
 
         require_torch("Checkpointer")
         self._process = os.getpid()
@@ -243,7 +243,7 @@ class Checkpointer:
             self._background.raise_failure()
         if self._nested_saves == 1:
             # A save that was interrupted twice may have left one behind.
-            self._background.abandon_gated()
+            self._background.abandon_waiting()
         began = time.perf_counter()
         is_due = self._schedule.is_due(step, began)
         if self._timer_group is not None:
@@ -264,7 +264,7 @@ class Checkpointer:
         except BaseException as error:
             if path is not None:
                 self._history.release_name(path)
-            self._background.abandon_gated()
+            self._background.abandon_waiting()
             if self._background.begun == begun_before:
                 # The other ranks wait for a save that nobody answers for.
                 self._group.leave_unless_shared(error)
@@ -293,7 +293,7 @@ class Checkpointer:
         if self._is_async or self._overlaps:
             self._background.start(saving, commit)
             if not self._overlaps:
-                self._background.wait_for_copies()
+                self._background.wait_last_read()
         elif self._group.is_single:
             try:
                 commit(saving.wait(report, True), lambda: None)
@@ -302,7 +302,7 @@ class Checkpointer:
                 saving.discard()
                 raise
         else:
-            self._background.start(saving, commit, is_gated=True)
+            self._background.start(saving, commit, waits_for_caller=True)
             self._background.wait_with_progress(report)
 
     def _wait_for_previous(self) -> None:
@@ -411,7 +411,7 @@ class Checkpointer:
         self._check_process()
         if self._background.holds_tensors:
             began = time.perf_counter()
-            self._background.wait_for_tensors()
+            self._background.wait_all_read()
             self._counter.add_stall(time.perf_counter() - began)
         self._background.raise_failure()
 

@@ -86,7 +86,7 @@ class LazyTensor(torch.Tensor):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             attribute = getattr(func.__self__, "__name__", "")
-            if attribute in _SIZES and _is_read(args[0]):
+            if attribute in _CHANGED_IN_PLACE and _is_read(args[0]):
                 # An operation in place, or an assignment to `data`, may have changed them.
                 return func(args[0].materialize())
             if attribute in _META:
@@ -129,7 +129,7 @@ class LazyTensor(torch.Tensor):
 
 
 # Attributes that operations in place change.
-_SIZES = frozenset(("shape", "dtype", "ndim", "layout", "itemsize", "nbytes"))
+_CHANGED_IN_PLACE = frozenset(("shape", "dtype", "ndim", "layout", "itemsize", "nbytes"))
 
 
 def _is_read(tensor: Any) -> bool:

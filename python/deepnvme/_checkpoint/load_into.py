@@ -13,11 +13,10 @@ from deepnvme._checkpoint.nested_states import (
     has_name,
     name_of,
     named_tensors,
-    refuse_lost,
     tensor_expressions,
     tensor_keys,
 )
-from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values
+from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values, refuse_lost
 from deepnvme._checkpoint.source_files import StorageEntry, storage_entries, tensor_entries
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.capture import relaxed_capture_for

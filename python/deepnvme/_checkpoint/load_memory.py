@@ -1,7 +1,8 @@
 """The memory that a load fills: private and aligned buffers that mirror byte ranges of a file.
 
-Only pinning touches it before. A pool of buffers reuses it once no tensor does: fresh memory costs more than reading
-into it, since the kernel fills it with zeros, and the host of a virtual machine may have to allocate it first.
+No page is touched before the load, unless it is pinned. A pool of buffers reuses the memory once no tensor does. Fresh
+memory costs more than reading into it: the kernel fills it with zeros, and the host of a virtual machine may have to
+allocate it first.
 """
 
 from __future__ import annotations
@@ -54,36 +55,39 @@ class LoadBuffers:
         self._device = device
         targets: list[tuple[_LoadBuffer, Any]] = []
         for buffer in reader.load_buffers(wanted):
+            _, nbytes, storages = buffer
             memory: Any
             start = 0
             if self._is_on_gpu:
-                memory = allocate_on_gpu(buffer[1], device)
+                memory = allocate_on_gpu(nbytes, device)
                 targets.append((buffer, memory))
             else:
                 memory, start = (
-                    pool_buffer.allocate_part(buffer[1]) if pool_buffer else allocate(buffer[1], pin_memory=pin_memory)
+                    pool_buffer.allocate_part(nbytes) if pool_buffer else allocate(nbytes, pin_memory=pin_memory)
                 )
-                targets.append((buffer, memoryview(memory)[start : start + buffer[1]]))
-            for extent, at in buffer[2]:
-                self._locations[extent] = (memory, start + at)
+                targets.append((buffer, memoryview(memory)[start : start + nbytes]))
+            for storage_index, at in storages:
+                self._locations[storage_index] = (memory, start + at)
         self._loading: _Loading = reader.start(targets)
         # While the bytes are read. A lazy state asks for one storage at a time: asking for all would be quadratic.
         self._sizes = dict(zip(wanted, reader.storage_nbytes(wanted), strict=True))
 
-    def flat(self, extent: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
+    def flat(self, storage_index: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
         """Return one storage as a one-dimensional tensor. Its bytes are there once ``finish`` has returned."""
-        if extent not in self._locations:
+        if storage_index not in self._locations:
             # Empty storages are in no buffer. Each gets a storage of its own, which may be resized.
             return allocate_on_gpu(0, self._device).view(dtype) if self._is_on_gpu else torch.empty(0, dtype=dtype)
-        buffer, at = self._locations[extent]
+        buffer, at = self._locations[storage_index]
         if self._is_on_gpu:
-            part: torch.Tensor = buffer[at : at + self._sizes[extent] // dtype.itemsize * dtype.itemsize].view(dtype)
+            part: torch.Tensor = buffer[at : at + self._sizes[storage_index] // dtype.itemsize * dtype.itemsize].view(
+                dtype
+            )
             return part
-        return torch.frombuffer(buffer, dtype=dtype, count=self._sizes[extent] // dtype.itemsize, offset=at)
+        return torch.frombuffer(buffer, dtype=dtype, count=self._sizes[storage_index] // dtype.itemsize, offset=at)
 
-    def storage(self, extent: int, device: torch.device) -> torch.UntypedStorage:
+    def storage(self, storage_index: int, device: torch.device) -> torch.UntypedStorage:
         """Return one storage, copied to ``device`` if the engine does not reach it."""
-        flat = self.flat(extent)
+        flat = self.flat(storage_index)
         if self._is_on_gpu:
             # Through DLPack, since a slice of a tensor shares the storage of the whole.
             return torch.utils.dlpack.from_dlpack(flat).untyped_storage()

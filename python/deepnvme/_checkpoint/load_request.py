@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from deepnvme._checkpoint.source_files import (
     SourceFile,
     TensorEntry,
+    current_stripe_set,
     retry_if_replaced,
     storage_entries,
-    stored_set,
     tensor_entries,
 )
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
@@ -60,7 +60,7 @@ class LoadRequest:
 
     def _files(self) -> list[SourceFile]:
         if isinstance(self.path, StripeSet):
-            return [SourceFile(stored_set(self.path))]
+            return [SourceFile(current_stripe_set(self.path))]
         return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
 
     def open(self, file: SourceFile, *, headers: _HeaderUse = "trust") -> _CheckpointReader:

@@ -44,7 +44,7 @@ def each_tensor(state: Any) -> Iterator[torch.Tensor]:
     return (found for _, found in each_with_keys(state) if isinstance(found, torch.Tensor))
 
 
-def keys_of(state: Any, wanted: object) -> Keys | None:
+def find_keys(state: Any, wanted: object) -> Keys | None:
     """Return keys that lead to an object, or ``None``."""
     return next((keys for keys, found in each_with_keys(state) if found is wanted), None)
 
@@ -82,7 +82,7 @@ class NamePatterns:
 
     def matches(self, name: str) -> bool:
         """Whether any pattern matches the name."""
-        matching = [self._names[part] for part in _names_above(name) if part in self._names] if self._names else []
+        matching = [self._names[part] for part in names_above(name) if part in self._names] if self._names else []
         matching += [pattern for pattern, regex in self._regexes if regex.match(name)]
         for pattern in matching:
             self._unmatched.pop(pattern, None)
@@ -105,32 +105,17 @@ def name_of(keys: Keys) -> str:
     return functools.reduce(_joined, keys, "")
 
 
-def refuse_lost(state: str, empty: list[Keys], lacking: list[Keys], names: Iterable[str]) -> None:
-    """Refuse parts of ``into`` without tensors, if the checkpoint has tensors there: they would be lost.
-
-    Args:
-        state: the checkpoint, for the message.
-        empty: empty containers.
-        lacking: values that the checkpoint has none for.
-        names: the tensors of the checkpoint.
-    """
-    words = {name_of(keys): (keys, "is no tensor") for keys in lacking}
-    words |= {name_of(keys): (keys, "is empty") for keys in empty}
-    for name in names:
-        found = next((words[part] for part in ("", *_names_above(name)) if part in words), None)
-        if found is None:
-            continue
-        keys, word = found
-        msg = (
-            f"{state}: into{expression(keys)} {word}, and the checkpoint has tensors there, such as {name}, which "
-            "would be lost; load without into, fill it first (an optimizer's state exists from its first step on, or "
-            "from get_state_dict of torch.distributed.checkpoint.state_dict), or leave the key out"
-        )
-        raise InvalidArgumentError(msg)
+def names_above(name: str) -> Iterator[str]:
+    """Yield the name, and its parts up to each dot."""
+    yield name
+    at = name.rfind(".")
+    while at >= 0:
+        yield name[:at]
+        at = name.rfind(".", 0, at)
 
 
 def tensor_expressions(state: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the same tensors in the same order, with the Python expression of each, such as ``['a'][0]``."""
+    """Yield each tensor, as :func:`named_tensors` does, with its Python expression, such as ``['a'][0]``."""
     for keys, tensor in tensors_with_keys(state):
         yield expression(keys), tensor
 
@@ -168,15 +153,6 @@ def local_nbytes(state: object) -> int:
 def escaped(text: str) -> str:
     """Escape lone surrogates, so that a name can be printed and passed to Rust."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
-
-
-def _names_above(name: str) -> Iterator[str]:
-    """Yield the name, and its parts up to each dot."""
-    yield name
-    at = name.rfind(".")
-    while at >= 0:
-        yield name[:at]
-        at = name.rfind(".", 0, at)
 
 
 def _joined(name: str, part: object) -> str:

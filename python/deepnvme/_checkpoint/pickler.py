@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3, get_tensor_metadata
 from torch.nn import Parameter
 
-from deepnvme._checkpoint.nested_states import each_with_keys, expression, keys_of
+from deepnvme._checkpoint.nested_states import each_with_keys, expression, find_keys
 from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, loadable_globals
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
@@ -170,7 +170,7 @@ def _check_has_storage(tensor: Tensor) -> None:
 
 def _where(state: object, wanted: object) -> str | None:
     """Return the expression of keys that lead to an object of a state."""
-    keys = keys_of(state, wanted)
+    keys = find_keys(state, wanted)
     return None if keys is None else expression(keys)
 
 

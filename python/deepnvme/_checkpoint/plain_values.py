@@ -1,13 +1,13 @@
-"""Values of a state that are no tensors, such as the number of a step."""
+"""Values of a state that are no tensors, such as the number of a step, and parts of a state that have no tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
-from deepnvme._checkpoint.nested_states import Keys, each_tensor, each_with_keys, expression
+from deepnvme._checkpoint.nested_states import Keys, each_tensor, each_with_keys, expression, name_of, names_above
 from deepnvme.errors import InvalidArgumentError
 
 _MISSING = object()
@@ -68,6 +68,30 @@ class Replacements:
         if not _are_equal(known[2], new):
             msg = f"into{expression(known[3])} and into{expression(here)} are in one container, and the file has"
             raise InvalidArgumentError(f"{msg} different values for them; give each a container of its own")
+
+
+def refuse_lost(checkpoint: str, empty: list[Keys], lacking: list[Keys], names: Iterable[str]) -> None:
+    """Refuse parts of ``into`` without tensors, if the checkpoint has tensors there: they would be lost.
+
+    Args:
+        checkpoint: its path, for the message.
+        empty: empty containers.
+        lacking: values that the checkpoint has none for.
+        names: the names of its tensors.
+    """
+    words = {name_of(keys): (keys, "is no tensor") for keys in lacking}
+    words |= {name_of(keys): (keys, "is empty") for keys in empty}
+    for name in names:
+        found = next((words[part] for part in ("", *names_above(name)) if part in words), None)
+        if found is None:
+            continue
+        keys, word = found
+        msg = (
+            f"{checkpoint}: into{expression(keys)} {word}, and the checkpoint has tensors there, such as {name}, which "
+            "would be lost; load without into, fill it first (an optimizer's state exists from its first step on, or "
+            "from get_state_dict of torch.distributed.checkpoint.state_dict), or leave the key out"
+        )
+        raise InvalidArgumentError(msg)
 
 
 def _at(saved: Any, key: Any) -> Any:

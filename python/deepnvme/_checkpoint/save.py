@@ -18,7 +18,7 @@ from deepnvme._utils.arguments import (
     check_file_path,
     check_flag,
     parse_bytes,
-    path_of,
+    to_path,
 )
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
@@ -123,7 +123,7 @@ def save(
         return _save_file(obj, path, options, metadata, report)
     from deepnvme._checkpoint.shards import retire_shards, save_shards  # noqa: PLC0415
 
-    name = path_of(path)
+    name = to_path(path)
     if shard_bytes_max is None:
         nbytes = _save_file(obj, path, options, metadata, report)
         retire_shards(name)

@@ -1,4 +1,4 @@
-"""The start of a save: which calls of ``save`` start one, how each kind of state begins, and its staging memory."""
+"""Start the save of a state: of one process, of several, or sharded. Which calls save, and the staging memory."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ class SaveStarter:
             path = self._history.reserve(step, self._suffix)
             with self._release_on_error(path):
                 return self._start(state, path, is_copied), path
-        from deepnvme._checkpoint.distributed import save as shared  # noqa: PLC0415
+        from deepnvme._checkpoint.distributed import save as one_state  # noqa: PLC0415
 
         with self._group.leave_on_error():
-            serialised, path = shared.agree_on_state(
+            serialised, path = one_state.agree_on_state(
                 self._group, self._history, step, state, self._suffix, self._writers, ready
             )
             with self._release_on_error(path):
@@ -108,7 +108,7 @@ class SaveStarter:
                         self._group, path, state, lambda: self._staged_options(nbytes, is_copied)
                     ), path
                 nbytes = self._writers.local_nbytes(self._group, serialised.nbytes)
-                return shared.start(
+                return one_state.start(
                     self._group, path, serialised, self._writers, lambda: self._staged_options(nbytes, is_copied)
                 ), path
 
@@ -141,19 +141,19 @@ class SaveStarter:
         return self._options
 
 
-def staging_for_state(state: Any, nbytes: int | None) -> _SaveStaging:
+def staging_for_state(state: Any, limit_bytes: int | None) -> _SaveStaging:
     """Allocate staging memory for the tensors of a state."""
     # Tensors that share memory are counted twice: too much is harmless.
-    return staging_for_nbytes(local_nbytes(state), nbytes)
+    return staging_for_nbytes(local_nbytes(state), limit_bytes)
 
 
-def staging_for_nbytes(tensors_nbytes: int, nbytes: int | None, local_processes: int = 1) -> _SaveStaging:
+def staging_for_nbytes(tensors_nbytes: int, limit_bytes: int | None, local_processes: int = 1) -> _SaveStaging:
     """Allocate staging memory for this many bytes of tensors. ``local_processes`` of this machine do the same."""
     available = available_bytes()
-    if nbytes is None:
-        limit = int((_AVAILABLE_BYTES if available is None else available) * _MEMORY_FRACTION) // local_processes
-        nbytes = min(tensors_nbytes + _REST_BYTES, limit)
+    if limit_bytes is None:
+        share = int((_AVAILABLE_BYTES if available is None else available) * _MEMORY_FRACTION) // local_processes
+        limit_bytes = min(tensors_nbytes + _REST_BYTES, share)
     elif available is not None:
         # A bound that the machine cannot reach. A save that needs more waits for the disk.
-        nbytes = min(nbytes, available)
-    return _SaveStaging(nbytes)
+        limit_bytes = min(limit_bytes, available)
+    return _SaveStaging(limit_bytes)

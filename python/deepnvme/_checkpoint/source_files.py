@@ -30,12 +30,12 @@ class SourceFile(NamedTuple):
     """The file that the index means: its size, and the checksum of its own index."""
 
 
-def stored_set(named: StripeSet) -> StripeSet:
+def current_stripe_set(given: StripeSet) -> StripeSet:
     """Return the files of a stripe set now: a save to the set gives its parts new names, which the manifest lists."""
     try:
-        return StripeSet.from_manifest(named.manifest_path)
+        return StripeSet.from_manifest(given.manifest_path)
     except FileNotFoundError:
-        return named
+        return given
 
 
 class TensorEntry(NamedTuple):

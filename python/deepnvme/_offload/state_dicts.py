@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 from deepnvme._checkpoint.save import NamedTensor, SaveOptions, checked_tensors, is_safetensors, plan_safetensors
 from deepnvme._checkpoint.shards import save_shards
 from deepnvme._offload.hooks import add_hook
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import to_path
 from deepnvme._utils.state_copies import mark_copies
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
@@ -108,7 +108,7 @@ class ShardSaver:
         def plan(shard: Path, part: list[NamedTensor]) -> _SavePlan:
             return plan_safetensors(shard, self._in_memory(part), options)
 
-        return save_shards(path_of(path), checked_tensors(self._state), max_shard_bytes, plan, report)
+        return save_shards(to_path(path), checked_tensors(self._state), max_shard_bytes, plan, report)
 
     def _in_memory(self, part: list[NamedTensor]) -> list[NamedTensor]:
         # A tensor with two names is copied once.

@@ -2,6 +2,7 @@
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
 - ``model_files``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
+- ``config_limits``: what a model's ``config.json`` may ask of transformers.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
 - ``original_weights``: what a module gets back in the end, with the changes of its buffers.

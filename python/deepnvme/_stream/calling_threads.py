@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._modules.calls import refuse_recording, wrap_forward
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.locks import POLL_INTERVAL_S, make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -19,13 +19,11 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-# Waiting threads poll at this interval, in case Ctrl-C has interrupted the call that should have woken them.
-_POLL_S = 0.05
 # A thread that has waited this long goes next; until then others may overtake it.
 _STARVATION_S = 0.5
 
 
-class CallGate:
+class RunningCalls:
     """Counts the running calls of a streamed model.
 
     Weights, caches and wrapped methods change only while no call runs. So no call finds a half-restored model, and
@@ -109,7 +107,7 @@ class CallGate:
             self._restore_if_idle()
             # The last call restores the model if all callers of `close` are inside calls, or were interrupted.
             while not (self.is_restored or is_inside):
-                self._changed.wait(_POLL_S)
+                self._changed.wait(POLL_INTERVAL_S)
                 self._restore_if_idle()
 
     def _restore_if_idle(self) -> None:
@@ -206,7 +204,7 @@ class ThreadTurns:
                 del self._call_depth[me]
                 try:
                     while self._next not in {None, me}:
-                        self._changed.wait(_POLL_S)
+                        self._changed.wait(POLL_INTERVAL_S)
                 finally:
                     self._call_depth[me] = 1
             return self._releases
@@ -219,7 +217,7 @@ class ThreadTurns:
                     return False
                 if self._next is None and time.monotonic() - began > _STARVATION_S:
                     self._next = me
-                self._changed.wait(_POLL_S)
+                self._changed.wait(POLL_INTERVAL_S)
             return True
 
     def release(self) -> None:

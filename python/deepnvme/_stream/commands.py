@@ -10,7 +10,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._stream.huggingface import check_folder, find_folder
+from deepnvme._stream.config_limits import check_folder
+from deepnvme._stream.huggingface import find_folder
 from deepnvme._utils.tensors import checked_device
 from deepnvme._utils.terminal import OutputError, is_terminal, say, show
 from deepnvme.errors import Error, InvalidArgumentError, UnsupportedError

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._modules.partition import LayerGroup
-    from deepnvme._stream.calling_threads import CallGate
+    from deepnvme._stream.calling_threads import RunningCalls
     from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import WeightFiles
@@ -39,7 +39,7 @@ class LayerCache:
         files: their files.
         slots: the slot of each group.
         device: device of the slots.
-        gate: counts the calls of the modules.
+        calls: counts the calls of the modules.
         changed: the buffers that the modules have changed.
     """
 
@@ -49,7 +49,7 @@ class LayerCache:
         files: WeightFiles,
         slots: Slots,
         device: torch.device,
-        gate: CallGate,
+        calls: RunningCalls,
         changed: ChangedBuffers,
     ) -> None:
         self.groups = list(groups)
@@ -79,16 +79,16 @@ class LayerCache:
         self._views: dict[tuple[int, int], list[nn.Parameter | torch.Tensor]] = {}
         # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references: list[weakref.ref[torch.Tensor]] = []
-        self._bindings = [ParameterBinding(group.weights, device, gate, changed) for group in groups]
-        self._turns = ThreadTurns(gate.check)
+        self._bindings = [ParameterBinding(group.weights, device, calls, changed) for group in groups]
+        self._turns = ThreadTurns(calls.check)
         # For timelines; does nothing unless one is recorded.
         self._span = span if files.engine is None else files.engine.span
         for index, group in enumerate(groups):
-            gate.wrap(group.module, self._wrapper_of(index, group.name, self._bindings[index]))
+            calls.wrap(group.module, self._wrapper_of(index, group.name, self._bindings[index]))
         for index, group in enumerate(groups):
             for alias in group.aliases:
-                self._bindings.append(ParameterBinding(alias.weights, device, gate, changed))
-                gate.wrap(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1]))
+                self._bindings.append(ParameterBinding(alias.weights, device, calls, changed))
+                calls.wrap(alias.module, self._wrapper_of(index, alias.name, self._bindings[-1]))
 
     @property
     def compressed_cache_bytes(self) -> int:

@@ -13,16 +13,16 @@ import torch
 from deepnvme._checkpoint.source_files import (
     StorageEntry,
     TensorEntry,
+    current_stripe_set,
     retry_if_replaced,
     storage_entries,
-    stored_set,
     tensor_entries,
 )
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
 from deepnvme._modules.weight_classes import has_no_values, is_on_disk
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._stream.weight_provenance import named_tensors
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import to_path
 from deepnvme._utils.memory_order import row_major
 from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
@@ -81,9 +81,9 @@ class ModelFiles:
         if isinstance(path, StripeSet):
             self._open([(path, None, None)], engine)
             return
-        packed = _find_packed(path)
-        if packed is not None:
-            self._open([(packed, None, None)], engine)
+        found = _find_packed_or_striped(path)
+        if found is not None:
+            self._open([(found, None, None)], engine)
             return
         retry_if_replaced(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
 
@@ -120,7 +120,7 @@ class ModelFiles:
         engine: Engine | None,
     ) -> None:
         if isinstance(file, StripeSet):
-            file = stored_set(file)
+            file = current_stripe_set(file)
         elif file.endswith(_MANIFEST_SUFFIX) and Path(file).is_file():
             file = StripeSet.from_manifest(file)
         # Taken before the file is opened, so that a later check notices any change since.
@@ -241,9 +241,9 @@ def _is_packed(file: str | StripeSet) -> bool:
     return Path(_label(file)).name in {_PACKED_NAME, f"{_PACKED_NAME}{_MANIFEST_SUFFIX}"}
 
 
-def _find_packed(path: str | PathLike[str]) -> str | StripeSet | None:
-    """Find a packed model in a folder, one file or a stripe set, or a stripe set of plain weights."""
-    folder = path_of(path)
+def _find_packed_or_striped(path: str | PathLike[str]) -> str | StripeSet | None:
+    """Find a packed model in a folder, in one file or a stripe set, or plain weights in a stripe set."""
+    folder = to_path(path)
     for name in (_PACKED_NAME, "model.safetensors"):
         manifest = folder / f"{name}{_MANIFEST_SUFFIX}"
         if manifest.is_file():

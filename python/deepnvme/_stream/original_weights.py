@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from deepnvme._modules.partition import Weight
-    from deepnvme._stream.calling_threads import CallGate
+    from deepnvme._modules.weight_classes import Gate
 
 
 class OriginalWeights:
@@ -29,10 +29,10 @@ class OriginalWeights:
 
     Args:
         weights: all streamed weights, once for each module that has them.
-        gate: explains uses of the placeholders.
+        gate: makes the error of a use of the placeholders.
     """
 
-    def __init__(self, weights: Iterable[Weight], gate: CallGate) -> None:
+    def __init__(self, weights: Iterable[Weight], gate: Gate) -> None:
         self._weights = [(weight, get_weight(weight)) for weight in weights]
         self._gate = gate
         # By the id of the original: modules that share it share the placeholder.
@@ -106,7 +106,7 @@ class ChangedBuffers:
             return without_gradients(original.copy_, changed)
 
 
-def _closed_placeholder(name: str, original: torch.Tensor, gate: CallGate) -> torch.Tensor:
+def _closed_placeholder(name: str, original: torch.Tensor, gate: Gate) -> torch.Tensor:
     # Inference tensors could not become parameters of other calls.
     with torch.inference_mode(mode=False):
         made: torch.Tensor = Placeholder(name, original.shape, original.dtype, original.device, gate, original.stride())

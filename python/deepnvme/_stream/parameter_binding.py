@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from deepnvme._modules.partition import Weight
-    from deepnvme._stream.calling_threads import CallGate
+    from deepnvme._modules.weight_classes import Gate
     from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import Origin
 
@@ -67,13 +67,11 @@ class ParameterBinding:
     Args:
         weights: identified by module and attribute.
         device: device of the weights once they are loaded.
-        gate: explains uses of the weights after the close.
+        gate: makes the error of a use of the weights after the close.
         changed: the buffers that modules have changed. They stay in memory, since their values are nowhere else.
     """
 
-    def __init__(
-        self, weights: Sequence[Weight], device: torch.device, gate: CallGate, changed: ChangedBuffers
-    ) -> None:
+    def __init__(self, weights: Sequence[Weight], device: torch.device, gate: Gate, changed: ChangedBuffers) -> None:
         self._weights = list(weights)
         self.originals = [get_weight(weight) for weight in weights]
         self._placeholders = [

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from deepnvme._modules.partition import RowLookup
-    from deepnvme._stream.calling_threads import CallGate
+    from deepnvme._stream.calling_threads import RunningCalls
     from deepnvme._stream.original_weights import ChangedBuffers
     from deepnvme._stream.weight_origin import ByteRange, Origin, StoredRange, WeightFiles
 
@@ -41,7 +41,7 @@ class RowCache:
         lookups: the modules.
         files: the files of their weights.
         memory: bytes for rows and experts.
-        gate: counts the calls of the modules.
+        calls: counts the calls of the modules.
         changed: the buffers that the modules have changed.
     """
 
@@ -50,7 +50,7 @@ class RowCache:
         lookups: Sequence[RowLookup],
         files: WeightFiles,
         memory: int,
-        gate: CallGate,
+        calls: RunningCalls,
         changed: ChangedBuffers,
     ) -> None:
         self.memory = memory
@@ -78,9 +78,9 @@ class RowCache:
                 at += origin.memory_nbytes
             items += count
         self._cache = _SparseRowCache(list(files.sources), tensors, at, memory, files.engine)
-        self._turns = ThreadTurns(gate.check)
+        self._turns = ThreadTurns(calls.check)
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
-        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), gate, changed) for lookup in lookups]
+        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), calls, changed) for lookup in lookups]
         self._views = [
             [
                 view_weight(self._memory, place, origin, like)
@@ -91,7 +91,7 @@ class RowCache:
         # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references = [weakref.ref(view) for views in self._views for view in views]
         for index, lookup in enumerate(lookups):
-            gate.wrap(lookup.module, self._wrapper_of(index))
+            calls.wrap(lookup.module, self._wrapper_of(index))
 
     def stats(self) -> dict[str, float]:
         """Return the counters of reads, and of rows and experts that were in memory."""

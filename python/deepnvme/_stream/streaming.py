@@ -14,7 +14,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.calling_threads import CallGate
+from deepnvme._stream.calling_threads import RunningCalls
 from deepnvme._stream.layer_cache import LayerCache
 from deepnvme._stream.model_files import ModelFiles, open_for_module
 from deepnvme._stream.original_weights import ChangedBuffers, OriginalWeights
@@ -92,9 +92,9 @@ class Streaming:
         self._model = weakref.ref(model)
         self.memory_bytes = memory
         self.device = device
-        self._gate = CallGate(_name_of(model))
+        self._calls = RunningCalls(_name_of(model))
         origin_of = {name: origin.for_device(device) for name, origin in origin_of.items()}
-        replace_traced(model, self._gate)
+        replace_traced(model, self._calls)
         tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
@@ -111,7 +111,7 @@ class Streaming:
         self._load_hooks: list[RemovableHandle] = []
         # Names that `load_state_dict` refuses, by module.
         self._refused: dict[nn.Module, list[str]] = {}
-        self._originals = OriginalWeights(found.weights(), self._gate)
+        self._originals = OriginalWeights(found.weights(), self._calls)
         # For a caller who is interrupted at a moment at which this cannot be undone here.
         model.streaming = self  # type: ignore[assignment]
         try:
@@ -119,9 +119,9 @@ class Streaming:
             files = WeightFiles(origin_of, sources, engine)
             load_resident(found.resident, files, device, self._changed)
             if found.lookups:
-                self.row_cache = RowCache(found.lookups, files, planned.row_cache_bytes, self._gate, self._changed)
+                self.row_cache = RowCache(found.lookups, files, planned.row_cache_bytes, self._calls, self._changed)
             if found.groups:
-                self.layer_cache = LayerCache(found.groups, files, planned.slots, device, self._gate, self._changed)
+                self.layer_cache = LayerCache(found.groups, files, planned.slots, device, self._calls, self._changed)
             self.steps = StepRecorder(self.counters)
             self._wrap(model, found)
         except BaseException:
@@ -141,12 +141,12 @@ class Streaming:
         for module in model.modules():
             is_inside = any(child in streamed for child in module.modules() if child is not module)
             if module is not model and module not in streamed and is_inside and has_forward(module):
-                self._gate.wrap(module)
+                self._calls.wrap(module)
         if has_forward(model):
-            self._gate.wrap(model, self.steps.record)
+            self._calls.wrap(model, self.steps.record)
         if callable(getattr(model, "generate", None)):
             # Else the tokens after a close would come from the weights that the model had before.
-            self._gate.wrap(model, method="generate")
+            self._calls.wrap(model, method="generate")
 
     def _start(self, trace: str | PathLike[str] | None) -> None:
         """Start loading weights, and record a timeline if requested."""
@@ -159,7 +159,7 @@ class Streaming:
             self.layer_cache.warm_up()
 
     def __enter__(self) -> Self:
-        self._gate.check()
+        self._calls.check()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -175,7 +175,7 @@ class Streaming:
         )
 
     def __reduce__(self) -> Any:
-        if self._gate.is_restored:
+        if self._calls.is_restored:
             raise TypeError(
                 "model.streaming can be neither copied nor pickled; the model can, after del model.streaming"
             )
@@ -186,12 +186,12 @@ class Streaming:
     @property
     def is_closed(self) -> bool:
         """Whether :meth:`close` was called."""
-        return self._gate.is_closed
+        return self._calls.is_closed
 
     @property
     def is_restored(self) -> bool:
         """Whether the model is closed, and the calls that ran meanwhile have ended."""
-        return self._gate.is_restored
+        return self._calls.is_restored
 
     @property
     def compressed_cache_bytes(self) -> int:
@@ -272,7 +272,7 @@ class Streaming:
         yield from throughput.generate_all(self._open_model, tokenizer, prompts, **options)
 
     def _open_model(self) -> nn.Module:
-        self._gate.check()
+        self._calls.check()
         model = self._model()
         if model is None:
             raise ClosedError("the model was garbage-collected; keep a reference to it")
@@ -299,11 +299,11 @@ class Streaming:
         Calls of the model that other threads are in raise :class:`ClosedError` at the next layer. This waits for the
         layers that run now. Inside a call of the model it does not wait: the last call to end restores the model.
         """
-        self._gate.stop()
+        self._calls.stop()
         layer_cache = self.layer_cache
         if layer_cache is not None:
             layer_cache.stop()
-        self._gate.close(self._restore)
+        self._calls.close(self._restore)
         if self._recorded is not None:
             self._recorded()
 
@@ -315,13 +315,13 @@ class Streaming:
             self._final_counters = {}
         # Layers first, so that a copy of one with its own weights contains no wrapper. The model last, so that no call
         # of it finds some weights restored and others not.
-        self._gate.unwrap(keep=self._model())
+        self._calls.unwrap(keep=self._model())
         self._originals.restore(self._changed)
         for hook in self._load_hooks:
             hook.remove()
         for names in self._refused.values():
             names.clear()
-        self._gate.unwrap()
+        self._calls.unwrap()
         for part in (self.layer_cache, self.row_cache):
             if part is not None:
                 part.clear()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from deepnvme._stream.calling_threads import CallGate
+    from deepnvme._modules.weight_classes import Gate
     from deepnvme._stream.model_files import ModelFiles
     from deepnvme._stream.weight_origin import Origin
 
@@ -225,7 +225,7 @@ def _cast_message(name: str, tensor: TracedTensor, files: ModelFiles) -> str:
     return f"{file}: {name} is {stored} on disk and cannot be cast to {tensor.dtype}; {remedy}"
 
 
-def replace_traced(model: nn.Module, gate: CallGate) -> None:
+def replace_traced(model: nn.Module, gate: Gate) -> None:
     """Replace traced tensors by placeholders, whose errors explain more. Call it once the origins are known.
 
     Tied weights stay tied, and weights without elements become tensors in memory.

@@ -39,7 +39,7 @@ def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX, *, othe
         number = None
     if number is not None and low <= number <= high:
         return number
-    # Of a number that is not too large, the largest one tells nobody anything.
+    # The default maximum is shown only if the number exceeds it.
     is_too_large = number is not None and number > high
     limits = f"between {low} and {high}" if is_too_large or high != WHOLE_MAX else f"of at least {low}"
     text = f"{name} is {shown(value)}; it must be a whole number {limits}{f', or {otherwise}' if otherwise else ''}"
@@ -120,7 +120,7 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN_MAX else text[:_SHOWN_MAX] + "..."
 
 
-def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+def to_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     """Convert a path of any type to a ``Path``.
 
     Raises:
@@ -148,14 +148,14 @@ def path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     return Path(name)
 
 
-def absolute_path_of(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
+def to_absolute_path(path: str | bytes | os.PathLike[str] | os.PathLike[bytes]) -> Path:
     """Convert a path of any type to an absolute ``Path``, so that it stays the same if the current folder changes.
 
     Raises:
         NotFoundError: it is relative, and the current folder was removed.
-        InvalidArgumentError, TypeError: as for ``path_of``.
+        InvalidArgumentError, TypeError: as for ``to_path``.
     """
-    given = path_of(path)
+    given = to_path(path)
     try:
         return given.absolute()
     except FileNotFoundError as error:

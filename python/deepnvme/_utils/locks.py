@@ -8,7 +8,7 @@ import weakref
 from typing import Any
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
-# Interval in seconds at which waiting threads check for Ctrl-C.
+# Interval in seconds at which waiting threads check for Ctrl-C, which may have stopped the call that should wake them.
 POLL_INTERVAL_S = 0.05
 
 

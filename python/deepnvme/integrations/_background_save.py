@@ -41,7 +41,7 @@ class BackgroundFileSaver:
         saving = start_archive(obj, path, self._options)
         self._is_busy = True
         self._background.start(saving, lambda _saved, _check_wanted: self._run_actions())
-        self._background.wait_for_copies()
+        self._background.wait_last_read()
 
     def after_save(self, action: Callable[[], None]) -> None:
         """Run an action once the current save is on disk, or now if none is running.

@@ -19,7 +19,7 @@ from torch.utils import _pytree as tree
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
-from deepnvme.optim._state_store import flat, stride_of, with_strides_of
+from deepnvme.optim._parameter_order import flat, stride_of, with_strides_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -95,7 +95,7 @@ class SwappedGradients:
             if isinstance(grad, SwappedGradient) and grad.is_held_by(self):
                 param.grad = None
             for group, placement in self._layout.locations(param):
-                placement.grad, group.has_grads = None, False
+                placement.grad_summary, group.has_grads = None, False
 
     def close_group(self) -> None:
         """Start a new group with the next watched parameter."""
@@ -127,7 +127,7 @@ class SwappedGradients:
             ):
                 placement.gradient(memory).copy_(new)
             group.has_grads = True
-        placement.grad = self._kernel.measure([new])
+        placement.grad_summary = self._kernel.measure([new])
         self._record_use(group.grad_key)
 
     def add(self, param: torch.Tensor, grad: torch.Tensor, factor: float) -> None:
@@ -136,7 +136,7 @@ class SwappedGradients:
         new = in_order(grad, param)
         for group, placement in self._layout.locations(param):  # type: ignore[arg-type]
             some = new[placement.slice.begin : placement.slice.end]
-            if placement.grad is None:
+            if placement.grad_summary is None:
                 # A stopped step has used it.
                 self._put(group, placement, some)
                 continue
@@ -145,7 +145,7 @@ class SwappedGradients:
                 if factor != 1.0:
                     kept.mul_(factor)
                 self._kernel.accumulate(kept, some)
-                placement.grad = self._kernel.measure([kept])
+                placement.grad_summary = self._kernel.measure([kept])
             self._record_use(group.grad_key)
 
     def read(self, param: torch.Tensor) -> torch.Tensor:
@@ -163,19 +163,21 @@ class SwappedGradients:
 
     def squares(self, param: torch.Tensor) -> float:
         """Return the sum of squares of a gradient; infinite or NaN if an element is."""
-        placements = [placement.grad for _, placement in self._layout.locations(param) if placement.grad is not None]  # type: ignore[arg-type]
-        return sum(squares for squares, _ in placements)
+        return sum(squares for squares, _ in self._summaries(param))
 
     def is_finite(self, param: torch.Tensor) -> bool:
         """Whether all elements of a gradient are finite."""
-        placements = [placement.grad for _, placement in self._layout.locations(param) if placement.grad is not None]  # type: ignore[arg-type]
-        return all(finite for _, finite in placements)
+        return all(finite for _, finite in self._summaries(param))
+
+    def _summaries(self, param: torch.Tensor) -> list[tuple[float, bool]]:
+        locations = self._layout.locations(param)  # type: ignore[arg-type]
+        return [placement.grad_summary for _, placement in locations if placement.grad_summary is not None]
 
     def mark_used(self, group: StateGroup, placements: list[Placement]) -> None:
         """Drop the gradients of these placements, which a step has used."""
         for placement in placements:
-            placement.grad = None
-        if group.has_grads and not any(placement.grad for placement in group.placements):
+            placement.grad_summary = None
+        if group.has_grads and not any(placement.grad_summary for placement in group.placements):
             group.has_grads = False
             self._swapper.delete(group.grad_key)
 

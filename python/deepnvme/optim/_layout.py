@@ -15,7 +15,8 @@ import torch
 
 from deepnvme._utils.memory_order import MemoryOrder
 from deepnvme.optim._formats import BLOCK, StateData, StateKind
-from deepnvme.optim._state_store import ParameterSlice, order_of
+from deepnvme.optim._parameter_order import order_of
+from deepnvme.optim._state_store import ParameterSlice
 
 
 @dataclass(eq=False)
@@ -25,12 +26,12 @@ class Placement:
     slice: ParameterSlice
     offset: int
     grad_offset: int
-    # Its parameter may get another one.
+    # The parameter's dtype may change later.
     grad_dtype: torch.dtype
     # Given initial state; ``None`` once it has been written, or if none was given.
     initial_values: Mapping[str, torch.Tensor] | None = None
     # The sum of squares of its gradient, and whether all elements are finite, if it has a gradient.
-    grad: tuple[float, bool] | None = None
+    grad_summary: tuple[float, bool] | None = None
 
     def extents(self) -> list[tuple[StateKind, int, int]]:
         """List the byte range of each kind of state in the group."""

@@ -16,7 +16,7 @@ from torch.utils.weak import TensorWeakRef
 from deepnvme._deepnvme import StepPlan as NativePlan
 from deepnvme._deepnvme import StepRecord
 from deepnvme.errors import StepStoppedError
-from deepnvme.optim._state_store import scales_of
+from deepnvme.optim._state_store import state_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -105,7 +105,7 @@ def native_plan(
     return NativePlan(
         params,
         [[places[param] for param in some] for some in params],
-        [[entry for name in names for entry in scales_of(name, moment_format)] for names in moments],
+        [[entry for name in names for entry in state_names(name, moment_format)] for names in moments],
         moments=moment_format.name,
         in_memory=in_memory,
     )

@@ -17,9 +17,10 @@ from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file
 from deepnvme.optim._formats import encode, part_of
+from deepnvme.optim._parameter_order import order_of
 from deepnvme.optim._saved_values import ReorderedValues, SavedValues, windows
 from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
-from deepnvme.optim._state_store import MASTER, Shards, order_of
+from deepnvme.optim._state_store import MASTER, Shards
 
 if TYPE_CHECKING:
     from deepnvme.optim._formats import StateData, StateKind

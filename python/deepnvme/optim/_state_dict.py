@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deepnvme._utils.arguments import path_of
+from deepnvme._utils.arguments import to_path
 from deepnvme._utils.state_copies import mark_copies
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim import _save_load
@@ -106,7 +106,7 @@ class KernelOptimizer(SteppingOptimizer):
                 :meth:`load_state` would refuse ``shards`` or a setting of a param group; no file is written.
         """
         self.check_complete()
-        return _save_load.save(self, self._on_disk(), path_of(path), shards, checksums=checksums)
+        return _save_load.save(self, self._on_disk(), to_path(path), shards, checksums=checksums)
 
     def load_state(
         self,
@@ -137,6 +137,6 @@ class KernelOptimizer(SteppingOptimizer):
         if verify not in ("auto", "off", "sample", "full"):
             msg = f"verify is {verify!r}; it must be 'auto', 'off', 'sample' or 'full'"
             raise InvalidArgumentError(msg)
-        found = _save_load.load(self, self._on_disk(), [path_of(one) for one in paths], shards, verify)
+        found = _save_load.load(self, self._on_disk(), [to_path(one) for one in paths], shards, verify)
         self._progress, self._is_half_loaded = None, False
         return found

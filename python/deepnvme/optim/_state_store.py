@@ -18,10 +18,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from deepnvme._modules.weight_classes import ON_DISK_STRIDE
-from deepnvme._utils.memory_order import MemoryOrder, is_dense, row_major
-from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode
+from deepnvme.optim._parameter_order import empty_as, flat, has_order_of, with_strides_of
 
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats
@@ -125,7 +123,7 @@ class MemoryStore:
         for kind in kinds:
             given = state.get(kind.name)
             if given is not None:
-                if kind.format.has_scales and given.dtype == kind.format.dtype and not _has_order_of(param, given):
+                if kind.format.has_scales and given.dtype == kind.format.dtype and not has_order_of(param, given):
                     # A scale is of a block of neighbours in memory.
                     values = torch.empty(param.numel())
                     decode(_state_data(state, kind), values, kind)
@@ -182,7 +180,7 @@ def _state_data(state: dict[str, Any], kind: StateKind) -> StateData:
     return (elements, state[kind.name + _SCALES]) if kind.format.has_scales else elements
 
 
-def scales_of(name: str, kept: StateFormat) -> tuple[str, ...]:
+def state_names(name: str, kept: StateFormat) -> tuple[str, ...]:
     """Return the names of a moment in the optimizer's ``state``: its own, and that of its scales if it has some."""
     return (name, name + _SCALES) if kept.has_scales else (name,)
 
@@ -190,40 +188,3 @@ def scales_of(name: str, kept: StateFormat) -> tuple[str, ...]:
 def without_scales(state: dict[str, Any]) -> dict[str, Any]:
     """Omit the scales of 8-bit state."""
     return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
-
-
-def with_strides_of(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Return state in the memory order of its parameter. Saved state may have another order."""
-    return state if _has_order_of(param, state) else empty_as(param, state.dtype).copy_(state)
-
-
-def _has_order_of(param: torch.Tensor, state: torch.Tensor) -> bool:
-    stride = stride_of(param)
-    return state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape))
-
-
-def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Allocate a tensor with the memory order of a parameter."""
-    return torch.empty_strided(param.shape, stride_of(param), dtype=dtype, device=param.device)
-
-
-def stride_of(param: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a parameter; of one on disk, the strides it has in memory."""
-    stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or param.stride()
-    return stride
-
-
-def order_of(param: torch.Tensor) -> MemoryOrder:
-    """Return the memory order of a parameter; of one on disk, the order it has in memory."""
-    return MemoryOrder.of(param.shape, stride_of(param))
-
-
-def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """View all elements in memory order."""
-    tensor = tensor.detach()
-    if tensor.is_contiguous():
-        return tensor.view(-1)
-    if not is_dense(tensor):
-        msg = f"a parameter of shape {tuple(tensor.shape)} has gaps or overlaps; pass parameter.contiguous() instead"
-        raise InvalidArgumentError(msg)
-    return tensor.as_strided((tensor.numel(),), (1,))

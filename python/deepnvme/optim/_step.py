@@ -14,8 +14,9 @@ from deepnvme.errors import ClosedError, Error, InvalidArgumentError, Unsupporte
 from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._optimizer import SIXTEEN_BIT_FLOATS, OptimizerBase, ParamGroup
+from deepnvme.optim._parameter_order import flat
 from deepnvme.optim._running_step import STEP_COUNT, Gathered, StepProgress, native_plan
-from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice, flat
+from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice
 
 if TYPE_CHECKING:
     from deepnvme._deepnvme import StepPlan as NativePlan

@@ -14,7 +14,8 @@ from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import StateLayout
-from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, flat, with_strides_of
+from deepnvme.optim._parameter_order import flat, with_strides_of
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice
 
 if TYPE_CHECKING:
     import os
@@ -192,10 +193,10 @@ class SwapStore:
         group = locations[batch[0]][0]
         placements = {placement.slice: placement for placement in group.placements}
         mine = [placements[one] for one in batch]
-        with_grads = [placement for placement in mine if placement.grad is not None]
+        with_grads = [placement for placement in mine if placement.grad_summary is not None]
         with self.lease_memory(group, batch[0], with_grads=bool(with_grads)) as (state, grads):
             yield [
-                LeasedState(placement.state(state), placement.gradient(grads) if placement.grad else None)
+                LeasedState(placement.state(state), placement.gradient(grads) if placement.grad_summary else None)
                 for placement in mine
             ]
         if self.gradients is not None:

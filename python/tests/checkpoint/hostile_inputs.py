@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import io
 import json
 import random
 import resource
@@ -21,30 +20,19 @@ from typing import Any
 import torch
 
 import deepnvme
+from attacked_readers import load_distributed, zipped
 from deepnvme import errors
-from deepnvme._checkpoint.dcp.reader import NamingPlanner
-from deepnvme._checkpoint.distributed.sharded import _errors_with_path
 from deepnvme.integrations.dcp import DeepnvmeReader
+from mutators import NUMBERS, Target, as_text, mutate_json, mutate_pickle, same
 
 from .hostile_states import STATES
-from .mutators import NUMBERS, Target, as_text, mutate_json, mutate_pickle, same
 
 BYTES_MAX = 1 << 30
 SECONDS_MAX, INPUTS_TIMED = 10, 20
 
 
-def zipped(records: dict[str, bytes]) -> bytes:
-    """Return a torch archive of these records."""
-    # In memory: a file would be written to at every record.
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w") as file:
-        for name, content in records.items():
-            file.writestr(zipfile.ZipInfo(f"x/{name}"), content)
-    return whole.getvalue()
-
-
 def archive_pickle(folder: Path) -> Target:
-    """Return a pickle inside a torch archive with correct checksums."""
+    """Changed pickles in a torch archive with correct checksums."""
     path = folder / "x.pt"
     state = {
         "a": torch.randn(4),
@@ -81,7 +69,7 @@ def archive_pickle(folder: Path) -> Target:
 
 
 def sealed(folder: Path, suffix: str) -> Target:
-    """Return a file of deepnvme with every byte range of its metadata changed."""
+    """Files of deepnvme with random byte ranges changed."""
     path = folder / f"x.{suffix}"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
     deepnvme.save(state, path)
@@ -112,7 +100,7 @@ def sealed(folder: Path, suffix: str) -> Target:
 
 
 def safetensors(folder: Path) -> Target:
-    """Return the header of a safetensors file with checksums."""
+    """Changed headers of a safetensors file with checksums."""
     path = folder / "x.safetensors"
     state = {"a": torch.randn(30), "b": torch.randint(0, 9, (2, 3)), "c": torch.empty(0)}
     deepnvme.save(state, path)
@@ -130,7 +118,7 @@ def safetensors(folder: Path) -> Target:
 
 
 def index(folder: Path) -> Target:
-    """Return the index of a sharded model, with and without its checksum."""
+    """Changed indexes of a sharded model, with and without the checksum."""
     state = {str(number): torch.randn(100) for number in range(3)}
     deepnvme.save(state, folder / "model.safetensors", max_shard_bytes=500)
     path = folder / "model.safetensors.index.json"
@@ -152,7 +140,7 @@ def index(folder: Path) -> Target:
 
 
 def history(folder: Path) -> Target:
-    """Return the manifest of a Checkpointer."""
+    """Changed manifests of a Checkpointer."""
     states = {step: {"a": torch.randn(30), "step": step} for step in (1, 2)}
     with deepnvme.Checkpointer(folder) as checkpointer:
         for step, state in states.items():
@@ -179,7 +167,7 @@ def history(folder: Path) -> Target:
 
 
 def stripes(folder: Path) -> Target:
-    """Return the list of a file in parts."""
+    """Changed lists of a file in parts."""
     parts = [folder / "a.pt", folder / "b.pt"]
     state = {"a": torch.randn(3000)}
     made = deepnvme.StripeSet(parts, stripe_bytes=4096)
@@ -206,24 +194,8 @@ def flip(data: bytearray, begin: int, end: int, dice: random.Random) -> None:
         data[at] = dice.choice([0, 1, 127, 128, 255, data[at] ^ 1 << dice.randrange(8)])
 
 
-def load_distributed(folder: Path, reader: DeepnvmeReader, state: dict[str, Any]) -> object:
-    """Load as torch does, which would hide the errors in one of its own. None if the index lacks a tensor."""
-    metadata = reader.read_metadata()
-    reader.set_up_storage_reader(metadata, True)
-    planner = NamingPlanner(str(folder))
-    planner.set_up_planner(state, metadata, True)
-    try:
-        with _errors_with_path(folder):
-            plan = planner.create_local_plan()
-    except KeyError as error:
-        assert str(folder) in str(error)
-        return None
-    reader.read_data(planner.finish_plan(plan), planner)
-    return state
-
-
 def distributed(folder: Path) -> Target:
-    """Return a distributed checkpoint: its index with and without a checksum, a shard, and a value in a shard."""
+    """Changed distributed checkpoints: the index with and without a checksum, a shard, and a value in a shard."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
     from deepnvme.integrations.dcp import DeepnvmeWriter
@@ -278,7 +250,7 @@ def distributed(folder: Path) -> Target:
 
 
 def settings(folder: Path) -> Target:
-    """Engine settings."""
+    """Changed files of engine settings."""
     path = folder / "deepnvme.toml"
     pieces = ["workers = 1\n", "queue_depth = 4\n", 'backend = "threads"\n', 'direct = "disabled"\n',
               "block_bytes = 65536\n", "[engine]\n", "[[folder]]\n", 'path = "/x"\n',

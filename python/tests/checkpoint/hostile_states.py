@@ -19,8 +19,7 @@ import torch
 import deepnvme
 from deepnvme import errors, optim
 from deepnvme._deepnvme import _run_command
-
-from .mutators import Target, as_text, mutate_json, same
+from mutators import Target, as_text, mutate_json, same
 
 SUMS = "deepnvme.checksums"
 
@@ -50,7 +49,7 @@ def write_mutation(path: Path, header: dict[str, Any], inner: str, data: bytes, 
 
 
 def optimizer(folder: Path) -> Target:
-    """Return the description of a state by ``save_state``: settings, counts, byte ranges, tensors."""
+    """Changed descriptions of a state by ``save_state``: settings, counts, byte ranges, tensors."""
     torch.manual_seed(5)
 
     def make() -> Any:
@@ -107,7 +106,7 @@ class Layers(torch.nn.Module):
 
 
 def packed(folder: Path, form: str) -> Target:
-    """Return the description of the weights in a packed file."""
+    """Changed descriptions of the weights in a packed file."""
     torch.manual_seed(6)
     torch.set_num_threads(1)
     module = Layers().eval()

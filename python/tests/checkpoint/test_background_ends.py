@@ -124,7 +124,7 @@ def test_a_save_whose_caller_ended_without_a_word_is_not_committed() -> None:
         check_wanted()
         committed.append(True)
 
-    caller = threading.Thread(target=lambda: saves.start(Written(), commit, is_gated=True))
+    caller = threading.Thread(target=lambda: saves.start(Written(), commit, waits_for_caller=True))
     caller.start()
     caller.join()
     saves.wait()

@@ -178,7 +178,7 @@ def test_an_interrupted_wait_keeps_the_optimizer_from_its_step(tmp_path: Path, m
         checkpointer.save(1, {"model": model.state_dict()})
         with monkeypatch.context() as patched:
             patched.setattr(BackgroundSaves, "holds_tensors", property(lambda _: True))
-            patched.setattr(BackgroundSaves, "wait_for_tensors", interrupted)
+            patched.setattr(BackgroundSaves, "wait_all_read", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 optimizer.step()
         assert torch.equal(model.weight, before)

@@ -15,7 +15,7 @@ MUTATIONS = 5000
 PROGRAM = """
 import os, pathlib, sys, tempfile, warnings
 tests, reader, mutations = sys.argv[1:]
-sys.path.insert(0, tests)
+sys.path[:0] = [tests, tests + "/shared"]
 from checkpoint import hostile_inputs
 warnings.simplefilter("ignore")
 memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else "."

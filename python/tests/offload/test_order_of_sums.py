@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 WIDTH = 64
 
 
-class Uses(nn.Module):
+class RepeatsInput(nn.Module):
     """Uses its input several times."""
 
     def __init__(self, times: int) -> None:
@@ -33,7 +33,7 @@ class Uses(nn.Module):
         return answer
 
 
-class Changes(nn.Module):
+class ChangesInput(nn.Module):
     """Changes its input in place first."""
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class Changes(nn.Module):
         return answer
 
 
-class Calls(nn.Module):
+class CallsBlock(nn.Module):
     """Calls a module that is a block by itself."""
 
     def __init__(self, other: nn.Module) -> None:
@@ -57,7 +57,7 @@ class Calls(nn.Module):
         return answer
 
 
-class Passes(nn.Module):
+class ReturnsInput(nn.Module):
     """Returns its input and its result."""
 
     def __init__(self) -> None:
@@ -92,17 +92,17 @@ class Residual(nn.Module):
 
 
 def three() -> list[nn.Module]:
-    return [Uses(3) for _ in range(4)]
+    return [RepeatsInput(3) for _ in range(4)]
 
 
 def calling() -> list[nn.Module]:
-    last = Uses(2)
-    return [*(Calls(last) for _ in range(2)), Uses(1), last]
+    last = RepeatsInput(2)
+    return [*(CallsBlock(last) for _ in range(2)), RepeatsInput(1), last]
 
 
 CASES: dict[str, tuple[Callable[[], list[nn.Module]], str]] = {
     **{how: (three, how) for how in ("before", "after", "branches", "reentrant", "checkpointed")},
-    "changed input": (lambda: [Changes() for _ in range(4)], "a copy"),
+    "changed input": (lambda: [ChangesInput() for _ in range(4)], "a copy"),
     "a block in a block": (calling, "before"),
 }
 
@@ -135,7 +135,7 @@ def test_the_same_bits(tmp_path: Path, case: str, memory: str, in_backward: bool
 
 def test_an_input_that_is_returned_is_no_result(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    plain = nn.ModuleList(Passes() for _ in range(4))
+    plain = nn.ModuleList(ReturnsInput() for _ in range(4))
     model = copy.deepcopy(plain)
     offloading = deepnvme.offload_parameters(model, memory="60kB", swap_dir=tmp_path)
     given = torch.randn(7, WIDTH)

@@ -13,7 +13,7 @@ import struct
 from pathlib import Path
 
 # prctl, and the system call numbers by CPU.
-_NO_NEW_PRIVILEGES, _SET_FILTER, _ALL_THREADS = 38, 1, 1
+_PR_SET_NO_NEW_PRIVS, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC = 38, 1, 1
 _NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
         "seccomp": 317, "pread64": 17, "preadv": 295, "preadv2": 327, "pwrite64": 18, "pwritev": 296, "pwritev2": 328,
@@ -27,8 +27,8 @@ _NUMBERS: dict[str, dict[str, int]] = {
 READS, WRITES, ALLOCATIONS = ("pread64", "preadv", "preadv2"), ("pwrite64", "pwritev", "pwritev2"), ("fallocate",)
 
 # Filter instructions: load a word of the call, compare and jump, return.
-_LOAD, _JUMP_IF_EQUAL, _ANSWER = 0x20, 0x15, 0x06
-_ALLOW, _ERRNO = 0x7FFF_0000, 0x0005_0000
+_BPF_LD_W_ABS, _BPF_JMP_JEQ_K, _BPF_RET_K = 0x20, 0x15, 0x06
+_SECCOMP_RET_ALLOW, _SECCOMP_RET_ERRNO = 0x7FFF_0000, 0x0005_0000
 _CALL_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 16
 
 
@@ -60,20 +60,20 @@ def fail(calls: tuple[str, ...], descriptors: list[int], error: int) -> None:
     """Make these calls on these descriptors fail from now on."""
     assert descriptors
     numbers = _NUMBERS[platform.machine()]
-    program = [(_LOAD, 0, 0, _CALL_OFFSET)]
-    program += [(_JUMP_IF_EQUAL, len(calls) - 1 - place + 1, 0, numbers[call]) for place, call in enumerate(calls)]
-    program += [(_ANSWER, 0, 0, _ALLOW), (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET)]
+    program = [(_BPF_LD_W_ABS, 0, 0, _CALL_OFFSET)]
+    program += [(_BPF_JMP_JEQ_K, len(calls) - 1 - place + 1, 0, numbers[call]) for place, call in enumerate(calls)]
+    program += [(_BPF_RET_K, 0, 0, _SECCOMP_RET_ALLOW), (_BPF_LD_W_ABS, 0, 0, _FIRST_ARGUMENT_OFFSET)]
     program += [
-        (_JUMP_IF_EQUAL, len(descriptors) - 1 - place + 1, 0, number) for place, number in enumerate(descriptors)
+        (_BPF_JMP_JEQ_K, len(descriptors) - 1 - place + 1, 0, number) for place, number in enumerate(descriptors)
     ]
-    program += [(_ANSWER, 0, 0, _ALLOW), (_ANSWER, 0, 0, _ERRNO | error)]
+    program += [(_BPF_RET_K, 0, 0, _SECCOMP_RET_ALLOW), (_BPF_RET_K, 0, 0, _SECCOMP_RET_ERRNO | error)]
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *one) for one in program))
     whole = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program), ctypes.addressof(code)))
     libc = ctypes.CDLL(None, use_errno=True)
     zero = ctypes.c_ulong(0)
     answers = [
-        libc.prctl(_NO_NEW_PRIVILEGES, ctypes.c_ulong(1), zero, zero, zero),
-        libc.syscall(numbers["seccomp"], _SET_FILTER, _ALL_THREADS, whole),
+        libc.prctl(_PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), zero, zero, zero),
+        libc.syscall(numbers["seccomp"], _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, whole),
     ]
     if any(answers):
         raise OSError(ctypes.get_errno(), f"this kernel takes no filter of calls: {answers}")

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from deepnvme._utils.arguments import absolute_path_of
+from deepnvme._utils.arguments import to_absolute_path
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -99,12 +99,12 @@ def decode(encoded: Any) -> Metadata:
     for name, entry in _items(listed, "entries"):
         if "bytes" in dict(_items(entry, name)):
             entries[name] = BytesStorageMetadata()
-            locations[MetadataIndex(name)] = _location_of(entry["bytes"])
+            locations[MetadataIndex(name)] = _decode_location(entry["bytes"])
             continue
-        entries[name] = _tensor_of(name, entry, locations)
+        entries[name] = _decode_tensor(name, entry, locations)
     planner_data = _field(encoded, "planner_data")
     if planner_data is not None:
-        planner_data = {name: _path_of(name, path, entries) for name, path in _items(planner_data, "planner_data")}
+        planner_data = {name: _decode_path(name, path, entries) for name, path in _items(planner_data, "planner_data")}
     return Metadata(entries, planner_data=planner_data, storage_data=locations)
 
 
@@ -120,7 +120,7 @@ def decode_fingerprints(encoded: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocation]) -> TensorStorageMetadata:
+def _decode_tensor(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocation]) -> TensorStorageMetadata:
     """Decode a tensor's metadata, and record where its chunks are."""
     dtype, requires_grad = _DTYPES.get(str(_field(entry, "dtype"))), _field(entry, "requires_grad")
     if dtype is None:
@@ -138,7 +138,7 @@ def _tensor_of(name: str, entry: Any, locations: dict[MetadataIndex, ItemLocatio
         if not is_within or MetadataIndex(name, offsets) in locations:
             raise _damaged(f"a chunk of {name} is out of bounds, or listed twice")
         chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
-        locations[MetadataIndex(name, offsets)] = _location_of(location)
+        locations[MetadataIndex(name, offsets)] = _decode_location(location)
     # Elements outside of all chunks would silently keep their old values.
     covered = sum(math.prod(chunk.sizes) for chunk in chunks)
     if not chunks or covered != math.prod(size) or _overlap(name, chunks):
@@ -188,7 +188,7 @@ def _share_elements(one: ChunkStorageMetadata, other: ChunkStorageMetadata) -> b
     return all(a < b + b_size and b < a + a_size for a, a_size, b, b_size in pairs)
 
 
-def _path_of(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:
+def _decode_path(name: str, path: Any, entries: dict[str, Any]) -> tuple[str | int, ...]:
     """Decode the path of an entry. A list index is below the number of entries: every item has its own."""
     parts = _list(name, path)
     is_path = all(type(part) is str or (type(part) is int and 0 <= part < max(len(entries), 1)) for part in parts)
@@ -224,7 +224,7 @@ def _counts(name: str, encoded: Any) -> list[int]:
     return numbers
 
 
-def _location_of(encoded: Any) -> ItemLocation:
+def _decode_location(encoded: Any) -> ItemLocation:
     file, tensor = _list("the location of an entry", encoded, 2)
     if type(file) is not str or not SHARD_NAME.fullmatch(file):
         raise _damaged(f"{file!r} is not a file of this folder")
@@ -256,4 +256,4 @@ class CheckpointFolder:
     def replace(self, path: str | os.PathLike[str] | None) -> None:
         """Use another folder, if there is one."""
         if path is not None:
-            self.given = absolute_path_of(path)
+            self.given = to_absolute_path(path)

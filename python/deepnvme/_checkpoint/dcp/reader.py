@@ -24,7 +24,7 @@ from deepnvme._checkpoint.dcp.index import (
     decode,
     decode_fingerprints,
 )
-from deepnvme._checkpoint.dcp.shard import ItemCopy, Shard, groups_of
+from deepnvme._checkpoint.dcp.shard import BufferedItem, Shard, group_pieces
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
@@ -161,28 +161,28 @@ class DeepnvmeReader(StorageReader):
             self._check_kind(item, wanted)
             by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
         overlaps = TargetOverlaps()
-        shards, finishes, copies = [], [], []
+        shards, finishes, buffered = [], [], []
         for name, items in by_file.items():
             shard = Shard(self._folder.path / name, self._engine, self._verify, self._fingerprints.get(name))
             shards.append(shard)
             for item in items:
                 requested = self._request(shard, item, planner, overlaps)
-                if isinstance(requested, ItemCopy):
-                    copies.append(requested)
+                if isinstance(requested, BufferedItem):
+                    buffered.append(requested)
                 else:
                     finishes.append(requested)
         overlaps.check(str(self._folder.path))
         self._transfer(shards)
         for finish in finishes:
             finish()
-        for group in groups_of(copies):
-            for copy, piece in group:
-                copy.request(piece)
-            self._transfer({copy.shard: None for copy, _ in group})
-            for copy, piece in group:
-                copy.finish(piece)
-        for copy in copies:
-            planner.commit_tensor(copy.item, copy.target)
+        for group in group_pieces(buffered):
+            for one, piece in group:
+                one.request(piece)
+            self._transfer({one.shard: None for one, _ in group})
+            for one, piece in group:
+                one.finish(piece)
+        for one in buffered:
+            planner.commit_tensor(one.item, one.target)
 
     def _transfer(self, shards: Iterable[Shard]) -> None:
         """Read all that was requested, and compare it with the checksums."""
@@ -206,8 +206,8 @@ class DeepnvmeReader(StorageReader):
 
     def _request(
         self, shard: Shard, item: ReadItem, planner: LoadPlanner, overlaps: TargetOverlaps
-    ) -> Callable[[], None] | ItemCopy:
-        """Request an item from a shard, and return what to do once its bytes are there; or a copy to request later."""
+    ) -> Callable[[], None] | BufferedItem:
+        """Request an item from a shard, and return what to do once its bytes are there; or an item to request later."""
         name = self._locations[item.storage_index].tensor
         dtype, shape = shard.dtype_and_shape(name)
         if item.type == LoadItemType.BYTE_IO:
@@ -230,7 +230,7 @@ class DeepnvmeReader(StorageReader):
             start = starts[0] * math.prod(shape[1:]) * dtype.itemsize if shape else 0
             shard.request(name, start, target)
             return lambda: planner.commit_tensor(item, target)
-        return ItemCopy(shard, name, item, target, dtype, shape, is_tied=earlier is not None)
+        return BufferedItem(shard, name, item, target, dtype, shape, is_tied=earlier is not None)
 
     def _request_object(self, shard: Shard, item: ReadItem, planner: LoadPlanner) -> Callable[[], None]:
         name = self._locations[item.storage_index].tensor
@@ -267,7 +267,7 @@ class DeepnvmeReader(StorageReader):
         return "://" not in os.fspath(checkpoint_id)
 
 
-class NamingPlanner(DefaultLoadPlanner):
+class MissingNamesPlanner(DefaultLoadPlanner):
     """Names all tensors and values that the checkpoint lacks, and some that it has.
 
     Args:

@@ -133,7 +133,7 @@ class Shard:
 
 
 @dataclass(eq=False)
-class ItemCopy:
+class BufferedItem:
     """An item that passes through a buffer.
 
     It is a part of rows, or one of two tied weights, or its target has another dtype, another device, or lazy signs.
@@ -171,24 +171,26 @@ class ItemCopy:
             copy_exactly(target, source)
 
 
-def groups_of(copies: list[ItemCopy]) -> Iterator[list[tuple[ItemCopy, Piece]]]:
-    """Group the pieces of copies, so that the buffers of each group stay within the limit."""
-    group: list[tuple[ItemCopy, Piece]] = []
+def group_pieces(items: list[BufferedItem]) -> Iterator[list[tuple[BufferedItem, Piece]]]:
+    """Group the pieces of items, so that the buffers of each group stay within the limit."""
+    group: list[tuple[BufferedItem, Piece]] = []
     nbytes = 0
-    for copy in copies:
-        for piece in copy.pieces():
-            if group and nbytes + piece.elements * copy.dtype.itemsize > COPIED_BYTES_MAX:
+    for item in items:
+        for piece in item.pieces():
+            if group and nbytes + piece.elements * item.dtype.itemsize > COPIED_BYTES_MAX:
                 yield group
                 group, nbytes = [], 0
-            group.append((copy, piece))
-            nbytes += piece.elements * copy.dtype.itemsize
+            group.append((item, piece))
+            nbytes += piece.elements * item.dtype.itemsize
     if group:
         yield group
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of a box, and the range of the file that contains it.
+    """A part of an item's box, and the range of the file that contains it.
+
+    A box is the item's range of indices in each dimension.
 
     The range has whole rows of the stored tensor: only some of their elements may belong to the box.
     """

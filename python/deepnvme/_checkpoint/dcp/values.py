@@ -36,7 +36,9 @@ def repickle_safely(content: bytes | bytearray, path: Path, name: str, engine: E
 
 
 def check_loadable(content: bytes | bytearray, name: str, engine: Engine | None) -> None:
-    """Refuse a value that no load would return. One that asks for an unknown class is loaded once that is allowed.
+    """Refuse a value that no load would return.
+
+    A value of an unknown class passes: the user may allow the class later.
 
     Raises:
         deepnvme.errors.InvalidArgumentError: it is too large or too deep, for example.

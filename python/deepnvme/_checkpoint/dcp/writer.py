@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine, _Saving
 
-# Tensors from this size on are written by any rank that has them, so that all write about the same. Smaller ones may
-# differ, and are those of the first rank that has them, as in checkpoints of one file.
-SAME_BYTES_MIN = 256 << 10
+# Any rank may write a tensor of at least this size, to balance the work. A smaller one comes from the first rank that
+# has it.
+BALANCED_BYTES_MIN = 256 << 10
 
 
 @public_in("deepnvme.integrations.dcp")
@@ -192,7 +192,7 @@ class ComparingPlanner(DefaultSavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Make the plan of each rank, on the coordinator."""
         check_plans(all_plans, self._name)
-        return super().create_global_plan(leave_to_first(all_plans))
+        return super().create_global_plan(keep_first_small(all_plans))
 
 
 def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
@@ -214,13 +214,13 @@ def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
                     raise InvalidArgumentError(msg)
 
 
-def leave_to_first(plans: Sequence[SavePlan]) -> list[SavePlan]:
+def keep_first_small(plans: Sequence[SavePlan]) -> list[SavePlan]:
     """Drop small entries from all plans but the first that has them, so that its values are saved."""
     taken: set[Any] = set()
     left = []
     for plan in plans:
         left.append(dataclasses.replace(plan, items=[item for item in plan.items if item.index not in taken]))
-        taken.update(item.index for item in plan.items if (item.tensor_storage_size() or 0) < SAME_BYTES_MIN)
+        taken.update(item.index for item in plan.items if (item.tensor_storage_size() or 0) < BALANCED_BYTES_MIN)
     return left
 
 

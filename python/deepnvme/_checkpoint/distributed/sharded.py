@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.checkpoint import SHARDS_LIST
-from deepnvme._checkpoint.dcp.reader import DeepnvmeReader, NamingPlanner
+from deepnvme._checkpoint.dcp.reader import DeepnvmeReader, MissingNamesPlanner
 from deepnvme._checkpoint.dcp.writer import ComparingPlanner, DeepnvmeWriter
 from deepnvme._checkpoint.distributed.process_group import run_interruptibly
-from deepnvme._checkpoint.nested_states import named_tensors, refuse_lost
+from deepnvme._checkpoint.nested_states import named_tensors
 from deepnvme._checkpoint.pickler import warn_of_refused_values
-from deepnvme._checkpoint.plain_values import empty_containers
+from deepnvme._checkpoint.plain_values import empty_containers, refuse_lost
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme._utils.locks import SignalSafeEvent
@@ -187,7 +187,7 @@ def restore(group: RankGroup, found: Checkpoint, options: dict[str, Any]) -> Any
         return found.path.name
 
     def fill() -> None:
-        planner = NamingPlanner(str(found.path))
+        planner = MissingNamesPlanner(str(found.path))
         with _errors_with_path(found.path):
             _with_all(group, lambda: load(into, storage_reader=readers[0], planner=planner, **_group_of(group)))
 

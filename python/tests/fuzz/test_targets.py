@@ -13,8 +13,8 @@ PROGRAM = """
 import pathlib, sys
 tests, seeds, name = map(pathlib.Path, sys.argv[1:])
 sys.path[:0] = [str(tests), str(tests / "shared")]
-from checkpoint import fuzz_targets
-body = fuzz_targets.TARGETS[name.name](pathlib.Path.cwd(), fuzz_targets.Watch(pathlib.Path.cwd()))
+from fuzz import targets
+body = targets.TARGETS[name.name](pathlib.Path.cwd(), targets.Watch(pathlib.Path.cwd()))
 paths = sorted(seeds.iterdir())
 assert paths
 for path in paths:

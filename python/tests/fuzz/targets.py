@@ -1,4 +1,4 @@
-"""Parsers in Python over arbitrary bytes, for ``scripts/fuzz_python.py``; ``test_fuzz_targets.py`` runs their seeds.
+"""Parsers in Python over arbitrary bytes, for ``scripts/fuzz_python.py``; ``test_targets.py`` runs their seeds.
 
 Each body gives an input to a reader, and checks that it returns sound objects or raises a typed error, and that it runs
 nothing and touches no other file.
@@ -20,15 +20,15 @@ from typing import Any, TypeAlias
 import torch
 
 import deepnvme
+from attacked_readers import load_distributed, zipped
 from deepnvme import errors, optim
 from deepnvme._checkpoint.dcp import index, shard
 from deepnvme._checkpoint.dcp import reader as dcp_reader
 from deepnvme._checkpoint.dcp.values import repickle_safely
 from deepnvme._checkpoint.safe_unpickler import _EnumMember, loadable_globals
+from mutators import same
 
-from .fuzz_watch import Watch
-from .hostile_inputs import load_distributed, zipped
-from .mutators import same
+from .watch import Watch
 
 Body: TypeAlias = Callable[[bytes], None]
 SHARD = "shard-00000-" + "0123456789abcdef" * 2 + ".safetensors"

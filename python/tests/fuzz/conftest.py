@@ -1,0 +1,7 @@
+"""Tests of the fuzz targets need torch."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
