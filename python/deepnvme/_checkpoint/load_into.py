@@ -292,8 +292,8 @@ def _check_kind(what: str, target: torch.Tensor) -> None:
 
 def _check(what: str, target: torch.Tensor, dtype: torch.dtype, shape: list[int], cast: bool) -> None:
     if list(target.shape) != shape:
-        msg = f"{what} has the shape {shape} in the file, and {list(target.shape)} in into; make the model of the file, or leave it out of into"
-        raise InvalidArgumentError(msg)
+        msg = f"{what} has the shape {shape} in the file, and {list(target.shape)} in into"
+        raise InvalidArgumentError(f"{msg}; make the model of the file, or leave it out of into")
     if target.dtype != dtype and not cast:
         msg = f"{what} is {dtype} in the file, and {target.dtype} in into; cast=True converts it"
         raise TypeError(msg)

@@ -20,7 +20,7 @@ from deepnvme._checkpoint.nested_states import each_with_keys, expression, find_
 from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, loadable_globals
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.public import warn_caller
+from deepnvme._utils.public import first_of, warn_caller
 from deepnvme._utils.tensors import storage_shortage
 from deepnvme.errors import InvalidArgumentError
 
@@ -70,6 +70,7 @@ class Pickler(pickle.Pickler):
         self._keys: dict[tuple[str, int, int], tuple[str, torch.dtype]] = {}
         # Classes and functions that `load` refuses, each with the object that needs it.
         self.refused: list[tuple[Any, Any]] = []
+        self.has_meta_tensors = False
         # Arrays and numbers of numpy: pickle asks for their functions once, and not again for each.
         self.of_numpy: list[Any] = []
         self._loadable = loadable_globals()
@@ -91,6 +92,8 @@ class Pickler(pickle.Pickler):
         kind = type(obj)
         if kind is _NoHooks:
             return OrderedDict, ()
+        if isinstance(obj, Tensor) and obj.is_meta:
+            self.has_meta_tensors = True
         if kind is Parameter and not obj.__dict__ and not obj._backward_hooks:  # noqa: SLF001
             return _rebuild_parameter, (obj.data, obj.requires_grad, _NoHooks())
         if kind is not Tensor or not _is_ordinary(obj):
@@ -214,6 +217,8 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
         msg = f"{_unpicklable(obj) or 'the state'}: this object cannot be pickled ({error})"
         raise TypeError(f"{msg}; save plain values in its place") from error
     _check_pickle(file.getvalue())
+    if warns and pickler.has_meta_tensors:
+        _warn_of_missing_values(obj)
     if warns and pickler.refused:
         _warn_of_refused(obj, pickler)
     return file.getvalue(), pickler.storages
@@ -253,6 +258,16 @@ def _without_tensors(state: object) -> object:
     if type(state) in (list, tuple):
         return [_without_tensors(value) for value in state]  # type: ignore[attr-defined]
     return None if isinstance(state, Tensor) else state
+
+
+def _warn_of_missing_values(state: object) -> None:
+    """Name the tensors on the meta device."""
+    found = (keys for keys, tensor in each_with_keys(state) if isinstance(tensor, Tensor) and tensor.is_meta)
+    places = [expression(keys) for keys in found] or ["the state"]
+    warn_caller(
+        f"these tensors are on the meta device, so the file has their shapes and no values: {first_of(places)}; "
+        "initialise or load the model first"
+    )
 
 
 def _warn_of_refused(state: object, pickler: Pickler) -> None:

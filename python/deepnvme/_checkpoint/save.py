@@ -296,8 +296,8 @@ def _checked(name: Any, tensor: Any) -> NamedTensor:
     if tensor.is_meta:
         # Of a placeholder for a weight on disk, this raises an error that says more.
         tensor.untyped_storage()
-        msg = f"{name!r}: this tensor is on the meta device and has no values; initialise or load it first, or leave it out"
-        raise TypeError(msg)
+        msg = f"{name!r}: this tensor is on the meta device and has no values"
+        raise TypeError(f"{msg}; initialise or load it first, or leave it out")
     if tensor._is_zerotensor():  # noqa: SLF001
         msg = f"{name!r}: this is one of torch's zero tensors, which have no memory; save tensor.clone()"
         raise TypeError(msg)

@@ -264,3 +264,18 @@ def test_a_sparse_tensor_cannot_be_filled(tmp_path: Path) -> None:
     for target in (torch.zeros(4, 4), torch.zeros(4, 4).to_sparse()):
         with pytest.raises(KeyError, match=r"a\.pt: the file contains no dense tensor called a;"):
             deepnvme.load(path, into={"a": target})
+
+
+def test_tensors_without_values_are_named(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 3)
+    path = tmp_path / "a.pt"
+    with pytest.warns(
+        UserWarning, match=r"meta device, so the file has their shapes and no values: \['m'\]\['weight'\], "
+    ):
+        deepnvme.save({"m": model.state_dict(), "x": torch.ones(2)}, path)
+    loaded = deepnvme.load(path)
+    assert loaded["m"]["weight"].is_meta
+    assert loaded["x"].equal(torch.ones(2))
+    with pytest.raises(TypeError, match="'weight': this tensor is on the meta device and has no values; initialise"):
+        deepnvme.save(model.state_dict(), tmp_path / "a.safetensors")
