@@ -77,7 +77,10 @@ impl StripeSet {
         // Links are found when the parts are opened.
         let absolute = |part: &PathBuf| std::path::absolute(part).unwrap_or_else(|_| part.clone());
         if let Some(twice) = parts.iter().find(|part| !seen.insert(absolute(part))) {
-            return Err(invalid(format!("the part {} is named twice", display::path(twice))));
+            return Err(invalid(format!(
+                "the part {} is named twice; name one file on each drive",
+                display::path(twice)
+            )));
         }
         if let Some(odd) = parts.iter().find(|part| part.as_os_str().as_encoded_bytes().contains(&0)) {
             return Err(invalid(format!("the part {} has a null byte in its name; no file has", display::path(odd))));

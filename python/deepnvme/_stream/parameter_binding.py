@@ -298,8 +298,8 @@ def refuse_backward(name: str, output: Any) -> Any:
 def _refusal(name: str) -> Callable[[torch.Tensor], None]:
     def refuse(_gradient: torch.Tensor) -> None:
         raise RuntimeError(
-            f"there are no gradients through {name}: its weights are on disk again. Streaming is for inference; call "
-            "the model under torch.no_grad(), or detach its output"
+            f"there are no gradients through the module {name!r}: its weights are on disk again. Streaming is for "
+            "inference; call the model under torch.no_grad(), or detach its output"
         )
 
     return refuse

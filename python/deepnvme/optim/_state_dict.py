@@ -102,11 +102,16 @@ class KernelOptimizer(SteppingOptimizer):
             ClosedError: the optimizer was closed.
             deepnvme.Error: the disk or the file system refused; the error names the path.
             RuntimeError: a step or a loading has stopped half way.
-            ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that. Or
-                :meth:`load_state` would refuse ``shards`` or a setting of a param group; no file is written.
+            ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that. Or the name
+                ends with ``.pt`` or ``.pth``. Or :meth:`load_state` would refuse ``shards`` or a setting of a param
+                group; no file is written.
         """
         self.check_complete()
-        return _save_load.save(self, self._on_disk(), to_path(path), shards, checksums=checksums)
+        target = to_path(path)
+        if target.suffix in {".pt", ".pth"}:
+            msg = f"{target}: this would be a safetensors file, which torch.load refuses"
+            raise InvalidArgumentError(f"{msg}; name it {target.stem}.safetensors")
+        return _save_load.save(self, self._on_disk(), target, shards, checksums=checksums)
 
     def load_state(
         self,
