@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from failing_folders import CALLS, IMPOSSIBLE
+from call_filter import IMPOSSIBLE
+from failing_folders import CALLS
 
 Run = Callable[..., Any]
 

@@ -51,6 +51,17 @@ OFF_SAVE, OFF_LOAD = "`ParameterOffload.save`", "`ParameterOffload.load_state_di
 GATHERED = "`ParameterOffload.gathered`, and `state_dict` of such a model"
 ROWS = (BEGIN, OFFLOAD, GATHERED, OFF_SAVE, OFF_LOAD, OFF_CLOSE)
 
+GATHERING = (
+    OFFLOADED
+    + """
+def gather():
+    while True:
+        for layer in model.layers:
+            with offloaded.gathered(layer.parameters()):
+                pass
+"""
+)
+
 # By row and column: what is documented, and programs that show it.
 CELLS: dict[tuple[str, str], tuple[str, ...]] = {
     (BEGIN, "Ctrl-C"): (
@@ -78,13 +89,8 @@ in_child(begin)
     (BEGIN, "exit"): (GIVEN_UP, BEGINNING + "leave_closed(offload, busy())"),
     (GATHERED, "Ctrl-C"): (
         "raises; nothing is held",
-        OFFLOADED
+        GATHERING
         + """
-def gather():
-    while True:
-        for layer in model.layers:
-            with offloaded.gathered(layer.parameters()):
-                pass
 soon(interrupt, busy())
 raises(KeyboardInterrupt, gather)
 event_times.clear()
@@ -109,13 +115,8 @@ offloaded.close()
     ),
     (GATHERED, "exit"): (
         GIVEN_UP,
-        OFFLOADED
+        GATHERING
         + """
-def gather():
-    while True:
-        for layer in model.layers:
-            with offloaded.gathered(layer.parameters()):
-                pass
 leave_closed(gather, busy())
 """,
         OFFLOADED + "leave_closed(lambda: [model.state_dict() for _ in range(1000)], busy())",
