@@ -8,6 +8,7 @@ with the GIL held.
 from __future__ import annotations
 
 import threading
+import time
 import traceback
 from collections.abc import Callable
 
@@ -18,6 +19,10 @@ TRANSFERS = {
     "pread64": 17, "pwrite64": 18, "preadv": 295, "pwritev": 296, "preadv2": 327, "pwritev2": 328,
     "copy_file_range": 326, "fsync": 74, "fdatasync": 75, "io_uring_enter": 426, "io_submit": 209,
 }  # fmt: skip
+
+
+# How long after a call its first system call may come.
+_PATIENCE_S = 5.0
 
 
 class HeldCalls:
@@ -38,6 +43,10 @@ class HeldCalls:
         """Make a call, and probe in another thread while the first system call of it is held."""
         self.count, self._probe = 0, probe
         call()
+        # Some of them are made in the background.
+        until = time.monotonic() + _PATIENCE_S
+        while not self.count and time.monotonic() < until:
+            time.sleep(0.001)
         assert self.count, "the call made none of these system calls"
         assert not self.failures, self.failures
 
