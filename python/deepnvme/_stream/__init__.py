@@ -2,10 +2,10 @@
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
 - ``model_files``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
-- ``config_limits``: what a model's ``config.json`` may ask of transformers.
+- ``config_limits``: refuses a hostile ``config.json`` before transformers reads it.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.
 - ``layer_cache``, ``row_cache``, ``resident_weights``, ``parameter_binding``: load weights around each ``forward``.
-- ``original_weights``: what a module gets back in the end, with the changes of its buffers.
+- ``original_weights``: gives a module its own weights back in the end, with the changes of its buffers.
 - ``calling_threads``: threads that run one model take turns, and a close waits for them.
 - ``stats``, ``throughput``: counters, large batches.
 - ``commands``: ``deepnvme generate`` and ``deepnvme stream-bench``. ``benchmark`` is the second.

@@ -34,7 +34,7 @@ Body: TypeAlias = Callable[[bytes], None]
 SHARD = "shard-00000-" + "0123456789abcdef" * 2 + ".safetensors"
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.device, torch.dtype)
 _CONTAINERS = (list, tuple, set, frozenset, dict, collections.OrderedDict, collections.Counter)
-# What a file gets for `getattr`.
+# Takes the place of `getattr` for files.
 _GETATTR = (_EnumMember,)
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage, torch.layout, torch.qscheme)
 

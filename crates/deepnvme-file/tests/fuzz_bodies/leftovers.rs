@@ -66,7 +66,7 @@ fn write_missing(path: &Path, content: &[u8]) {
     }
 }
 
-/// A set that is saved once, and files beside it.
+/// One saved set, and foreign files in the same folder.
 struct Saved {
     folder: TempDir,
     index: PathBuf,
@@ -106,7 +106,7 @@ pub(crate) fn intent(text: &[u8]) {
         let (killed_mark, index_text, before) = (mark(&killed), fs::read(index).unwrap(), names_in(folder));
         let Some(text) = expanded(text, &files) else { return };
         let text = text.replace("PATH4", foreign.to_str().unwrap());
-        // Who knows the mark of a file with the name of a member has made it.
+        // Only the maker of a file knows its mark.
         if text.contains(&mark(&foreign)) {
             return;
         }
