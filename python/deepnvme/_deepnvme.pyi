@@ -883,6 +883,7 @@ class _CheckpointReader:
         names: list[str] | None = None,
         *,
         unless_covered: bool = False,
+        complete: bool = False,
     ) -> Self: ...
     @property
     def format(self) -> str: ...

@@ -81,7 +81,9 @@ class LoadRequest:
         """
         exact = headers != "trust"
         unless_covered = headers == "read_unless_verified" and self.verify != "off"
-        reader = _CheckpointReader(file.path, self.engine, exact, file.names, unless_covered=unless_covered)
+        reader = _CheckpointReader(
+            file.path, self.engine, exact, file.names, unless_covered=unless_covered, complete=self.verify == "full"
+        )
         if self.verify != "off":
             reader.check(file.fingerprint)
         reader.refuse_packed()

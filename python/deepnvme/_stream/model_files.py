@@ -126,7 +126,7 @@ class ModelFiles:
         # Taken before the file is opened, so that a later check notices any change since.
         paths = [file] if isinstance(file, str) else [file.manifest_path, *file.paths]
         self._versions.update({path: _FileVersion.of(path) for path in paths})
-        reader = _CheckpointReader(file, engine, True, names)
+        reader = _CheckpointReader(file, engine, True, names, complete=self._verify == "full")
         # Names, types and offsets of tensors are read only here.
         if self._verify != "off":
             reader.check(fingerprint)

@@ -48,9 +48,10 @@ impl CheckpointReader {
 impl CheckpointReader {
     /// ``names`` are the tensors that an index lists for this file. A missing one is an error. ``exact`` reads the
     /// header of each record of an archive, to be certain of its offset. With ``unless_covered``, it does so only if no
-    /// checksums cover the headers: reads compare covered ones.
+    /// checksums cover the headers: reads compare covered ones. ``complete`` verifies everything that no load of the
+    /// tensors reads.
     #[new]
-    #[pyo3(signature = (path, engine, exact, names=None, *, unless_covered=false))]
+    #[pyo3(signature = (path, engine, exact, names=None, *, unless_covered=false, complete=false))]
     fn new(
         py: Python<'_>,
         path: &Bound<'_, PyAny>,
@@ -58,6 +59,7 @@ impl CheckpointReader {
         exact: bool,
         names: Option<Vec<String>>,
         unless_covered: bool,
+        complete: bool,
     ) -> PyResult<Self> {
         detached_requests::reap(py);
         let engine = default::or_default(py, engine)?;
@@ -67,7 +69,10 @@ impl CheckpointReader {
         let opened = background::run_read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;
             reader.require(names.as_deref().unwrap_or_default())?;
-            if exact && !(unless_covered && reader.covers_headers()) {
+            if complete {
+                reader.verify_others(&opening)?;
+            }
+            if exact && !reader.has_exact_offsets() && !(unless_covered && reader.covers_headers()) {
                 let all: Vec<usize> = (0..reader.extents().len()).collect();
                 reader.resolve(&opening, &all)?;
             }

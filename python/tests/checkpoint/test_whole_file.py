@@ -61,6 +61,27 @@ def test_any_changed_byte_of_a_file_is_reported(tmp_path: Path, name: str) -> No
     assert verify(path)[1][0]["coverage"] == "file"
 
 
+@pytest.mark.parametrize("writer", ["deepnvme", "torch"])
+def test_an_archive_without_checksums_loads_only_if_it_verifies(tmp_path: Path, writer: str) -> None:
+    """CRC-32s cover records only: some changed bytes in the ZIP headers mean nothing, and nothing reports them."""
+    path, state = tmp_path / "a.pt", {**state_of(), "step": 3}
+    if writer == "torch":
+        torch.save(state, path)
+    else:
+        deepnvme.save(state, path, checksums=False)
+    ways = [
+        lambda: deepnvme.load(path, verify="full"),
+        lambda: deepnvme.load(path, verify="full", into=state_of()),
+        lambda: {name: tensor + 0 for name, tensor in deepnvme.load(path, verify="full", lazy=True).items()},
+    ]
+    for way in ways:
+        unnoticed, whole = changed(path, way, step=7), path.read_bytes()
+        for at in unnoticed:
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ (1 + at * 37 % 255)]) + whole[at + 1 :])
+            assert _run_command(["verify", str(path)]) == 0, at
+        path.write_bytes(whole)
+
+
 @pytest.mark.parametrize(
     ("old", "new"), [(b'"F32"', b'"I32"'), (b"[2,3]", b"[3,2]"), (b"[3,0]", b"[4,0]"), (b'"e"', b'"x"')]
 )

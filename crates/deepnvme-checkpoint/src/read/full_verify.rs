@@ -37,6 +37,24 @@ impl Reader {
         Ok(self.extents().iter().map(|extent| extent.bytes).sum())
     }
 
+    /// Compares what no load of the tensors reads: the other records of an archive, and the headers of all records. Does
+    /// nothing to a file whose index is damaged or without checksums.
+    ///
+    /// # Errors
+    /// As [`verify_all`](Self::verify_all). A header that the checksums cover is reported by
+    /// [`check_metadata`](Self::check_metadata).
+    pub fn verify_others(&mut self, engine: &Engine) -> Result<()> {
+        if self.extent_count == self.records.len() || !self.is_verifiable() || self.check_metadata().is_err() {
+            return Ok(());
+        }
+        let all: Vec<usize> = (0..self.records.len()).collect();
+        self.resolve(engine, &all)?;
+        if self.check_metadata().is_err() {
+            return Ok(());
+        }
+        self.verify_extents(&all[self.extent_count..], engine, &Progress::default())
+    }
+
     /// Compares the index and the tensors with their checksums: all chunks, or a random sample of one in 32 (at least
     /// one). A sample of a file without checksums compares nothing. The records of an archive must be
     /// [resolved](Self::resolve).

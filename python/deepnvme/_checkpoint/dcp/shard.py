@@ -44,7 +44,7 @@ class Shard:
     ) -> None:
         self.path = path
         self._verify = verify
-        self._reader = _CheckpointReader(path, engine, False)
+        self._reader = _CheckpointReader(path, engine, False, complete=verify == "full")
         if verify != "off":
             self._reader.check(fingerprint)
         if verify == "full" and not self._reader.has_checksums:
