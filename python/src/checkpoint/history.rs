@@ -1,28 +1,30 @@
 //! The folder of a `Checkpointer`, for `deepnvme._checkpoint.history`. Manifests are passed as text.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use deepnvme_checkpoint::history::{self, History, Manifest, ManifestEntry, Settled};
 use pyo3::prelude::*;
 
 use super::new_file::{NewFile, already_taken};
 use super::to_exception;
+use crate::background;
 use crate::error::{self, InvalidArgumentError};
 use crate::threads::UntilTaken;
 
 /// Result of settling: names taken by foreign files, failures, checkpoints in place, and retired checkpoints deleted.
 type SettledTuple = (Vec<String>, Vec<String>, Vec<String>, Vec<String>);
 
-/// Manage one process's view of a checkpoint folder. No signal handler runs inside a method.
+/// Manage one process's view of a checkpoint folder. Signal handlers run inside ``read`` only.
 #[pyclass(frozen, name = "_History", module = "deepnvme._deepnvme")]
 pub(crate) struct PyHistory {
-    inner: History,
+    inner: Arc<History>,
 }
 
 impl Drop for PyHistory {
     /// Releases the lock, which reads and removes a file, without the GIL.
     fn drop(&mut self) {
-        let mut inner = Some(std::mem::replace(&mut self.inner, History::new(PathBuf::new(), None, false)));
+        let mut inner = Some(std::mem::replace(&mut self.inner, Arc::new(History::new(PathBuf::new(), None, false))));
         Python::try_attach(|py| {
             let inner = inner.take();
             py.detach(|| drop(inner));
@@ -35,7 +37,7 @@ impl PyHistory {
     #[new]
     #[pyo3(signature = (folder, keep, synced))]
     fn new(folder: PathBuf, keep: Option<usize>, synced: bool) -> Self {
-        Self { inner: History::new(folder, keep, synced) }
+        Self { inner: Arc::new(History::new(folder, keep, synced)) }
     }
 
     /// Create the folder.
@@ -43,9 +45,14 @@ impl PyHistory {
         py.detach(|| self.inner.make()).map_err(|error| to_exception(py, &error))
     }
 
-    /// Read the manifest's text, without checkpoints whose files are missing.
+    /// Read the manifest's text, without checkpoints whose files are missing. Ctrl-C ends it, as a manifest of hundreds
+    /// of megabytes takes seconds. It is not read again while this process holds the lock.
     fn read(&self, py: Python<'_>) -> PyResult<String> {
-        py.detach(|| self.inner.read().map(|manifest| manifest.text())).map_err(|error| to_exception(py, &error))
+        let inner = Arc::clone(&self.inner);
+        let is_known = inner.is_claimed();
+        let read = move || inner.read().map(|manifest| manifest.text());
+        let text = if is_known { py.detach(read) } else { background::run_read_only(py, read)? };
+        text.map_err(|error| to_exception(py, &error))
     }
 
     /// Step and file of the listed checkpoints that the last ``read`` omitted because their files are missing.

@@ -59,7 +59,8 @@ impl History {
         let unlisted = retention::unlisted(&manifest, &names);
         // Without a lock, private files may be in use by another writer.
         if !lacks_locks {
-            private::remove_leftovers(&self.folder, &names, |name| manifest.knows(name));
+            let known = manifest.names();
+            private::remove_leftovers(&self.folder, &names, |name| known.contains(name));
         }
         Ok(unlisted)
     }

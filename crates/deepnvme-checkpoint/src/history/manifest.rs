@@ -1,6 +1,6 @@
 //! `manifest.json`: the current checkpoints, and retired ones whose files may still exist.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use deepnvme_format::file_list;
 use serde::{Deserialize, Serialize};
@@ -81,13 +81,10 @@ impl ManifestEntry {
     }
 
     fn is_sound(&self) -> bool {
-        let finals = std::iter::once(&self.file).chain(self.parts.iter().map(|part| &part.file));
-        names::is_checkpoint(&self.file)
-            && finals.clone().all(|name| names::is_checkpoint(name))
-            && self
-                .pending
-                .iter()
-                .all(|(name, private)| finals.clone().any(|listed| listed == name) && names::is_private(private))
+        let finals: HashSet<&str> =
+            std::iter::once(&self.file).chain(self.parts.iter().map(|part| &part.file)).map(String::as_str).collect();
+        finals.iter().all(|name| names::is_checkpoint(name))
+            && self.pending.iter().all(|(name, private)| finals.contains(name.as_str()) && names::is_private(private))
     }
 }
 
@@ -152,9 +149,9 @@ impl Manifest {
         file_list::write_checksum(&text).unwrap_or(text)
     }
 
-    /// Returns whether a current or retired checkpoint has that name.
+    /// Returns all names of current and retired checkpoints.
     #[must_use]
-    pub fn knows(&self, name: &str) -> bool {
-        self.checkpoints.iter().chain(&self.retired).any(|entry| entry.names().any(|known| known == name))
+    pub fn names(&self) -> HashSet<&str> {
+        self.checkpoints.iter().chain(&self.retired).flat_map(ManifestEntry::names).collect()
     }
 }

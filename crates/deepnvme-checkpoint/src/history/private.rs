@@ -76,10 +76,9 @@ pub(super) fn remove_leftovers(folder: &Path, entries: &[OsString], listed: impl
         }
     }
     // A file that waits for its final name looks like a leftover as well.
-    let is_waiting = |target: &str| {
-        let mut names = entries.iter().filter_map(|name| name.to_str());
-        names.any(|name| names::is_private_of(name, target) && listed(name))
-    };
+    let waiting: Vec<&str> =
+        entries.iter().filter_map(|name| name.to_str()).filter(|name| name.starts_with('.') && listed(name)).collect();
+    let is_waiting = |target: &str| waiting.iter().any(|name| names::is_private_of(name, target));
     for target in targets.into_iter().filter(|target| !is_waiting(target)) {
         replace::remove_leftovers(&folder.join(target));
     }

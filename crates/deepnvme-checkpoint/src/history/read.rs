@@ -1,8 +1,10 @@
 //! The manifest for its own process: it finishes the renames of a killed writer, and remembers the result in the
 //! `History`. `listed` does neither.
 
+use std::collections::HashSet;
+
 use super::files;
-use super::manifest::{Manifest, ManifestEntry};
+use super::manifest::Manifest;
 use super::state::{History, MissingCheckpoint};
 use crate::error::Result;
 use crate::sync::lock;
@@ -53,8 +55,8 @@ impl History {
     }
 
     fn note_missing(&self, listed: &Manifest, present: &Manifest) {
-        let is_missing = |entry: &&ManifestEntry| !present.checkpoints.iter().any(|there| there.file == entry.file);
-        let missing = listed.checkpoints.iter().filter(is_missing);
+        let there: HashSet<&str> = present.checkpoints.iter().map(|entry| entry.file.as_str()).collect();
+        let missing = listed.checkpoints.iter().filter(|entry| !there.contains(entry.file.as_str()));
         lock(&self.state).missing = missing.map(MissingCheckpoint::of).collect();
     }
 

@@ -1,5 +1,6 @@
 //! Transitions of the manifest: retention and retirement. Pure.
 
+use std::collections::HashSet;
 use std::ffi::OsString;
 
 use super::manifest::{Manifest, ManifestEntry};
@@ -35,7 +36,7 @@ pub(super) fn next(
 /// Returns the manifest without the private names of files that have their final names.
 #[must_use]
 pub(super) fn placed(now: &Manifest, files: &[String]) -> Manifest {
-    let mut next = now.clone();
+    let (mut next, files) = (now.clone(), files.iter().collect::<HashSet<&String>>());
     for entry in &mut next.checkpoints {
         if files.contains(&entry.file) {
             entry.pending.clear();
@@ -47,7 +48,7 @@ pub(super) fn placed(now: &Manifest, files: &[String]) -> Manifest {
 /// Returns the manifest without the retired checkpoints `files`, which have no files of ours left.
 #[must_use]
 pub(super) fn forgotten(now: &Manifest, files: &[String]) -> Manifest {
-    let mut next = now.clone();
+    let (mut next, files) = (now.clone(), files.iter().collect::<HashSet<&String>>());
     next.retired.retain(|entry| !files.contains(&entry.file));
     next
 }
@@ -68,9 +69,9 @@ pub(super) fn renamed(now: &Manifest, file: &str, to: &str) -> Manifest {
 /// Returns the names that look like checkpoints but are not listed.
 #[must_use]
 pub(super) fn unlisted(now: &Manifest, names: &[OsString]) -> Vec<String> {
-    let names = names.iter().filter_map(|name| name.to_str());
+    let (known, names) = (now.names(), names.iter().filter_map(|name| name.to_str()));
     let mut found: Vec<String> =
-        names.filter(|name| super::names::is_checkpoint(name) && !now.knows(name)).map(str::to_owned).collect();
+        names.filter(|name| super::names::is_checkpoint(name) && !known.contains(name)).map(str::to_owned).collect();
     found.sort_unstable();
     found
 }

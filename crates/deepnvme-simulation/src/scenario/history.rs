@@ -375,7 +375,7 @@ fn save_again(context: &Context, scenario: &Arc<Scenario>) {
     for path in users::own_files_in(context, &scenario.folder) {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         // The lock file may stay: any process can lock it again.
-        let is_known = manifest.knows(&name)
+        let is_known = manifest.names().contains(name.as_str())
             || name == MANIFEST
             || name == LOCK
             || lock(&scenario.log).moved.values().any(|moved| *moved == path);
