@@ -1,7 +1,7 @@
 """Submit, count and wait for the operations of one handle, and keep the order of those that access the same bytes.
 
-`start` never waits for `wait`: the lock guards two lists and the engine. It is held while the engine is created, and
-never during a transfer. Exactly one `wait` counts each operation. A `wait` also waits for operations that another
+`start` never waits for `wait`: the lock guards two lists and the engine. It is held while the engine is created and
+while a transfer is submitted, and never during a transfer. Exactly one `wait` counts each operation. A `wait` also waits for operations that another
 thread is waiting for, since they may include the caller's.
 
 DeepSpeed runs the operations of a handle one after another. Here they run concurrently. The difference shows only where
@@ -14,6 +14,7 @@ import os
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
+from itertools import starmap
 from typing import Literal, NamedTuple
 
 import torch
@@ -41,33 +42,46 @@ class Request(NamedTuple):
 
 
 class Operation:
-    """One transfer in flight, and the check to run when it is done."""
+    """One transfer, and the check to run when it is done. Without its transfer, it counts as never made."""
 
-    __slots__ = ("_check", "_failure", "_lock", "_pending", "file")
+    __slots__ = ("_check", "_failure", "_lock", "_transfers", "file")
 
-    def __init__(self, pending: Transfer, file: Hashable, check: Callable[[], None] | None) -> None:
-        self._pending = pending
+    def __init__(self, file: Hashable, check: Callable[[], None] | None) -> None:
+        self._transfers: list[Transfer] = []
         self._check = check
         self._failure: Exception | None = None
         # Held during the check, so that nobody changes the bytes meanwhile.
         self._lock = None if check is None else make_lock()
         self.file = file
 
+    def submit(self, start: Callable[..., Transfer], *arguments: object) -> None:
+        """Start the transfer. An interrupt comes before it or after it: no transfer goes on that is not counted."""
+        # One native call starts it and keeps it. Python handles signals between calls only.
+        self._transfers.extend(starmap(start, (arguments,)))
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it has its transfer."""
+        return bool(self._transfers)
+
     def settle(self) -> None:
         """Wait until the transfer has ended, and check it, before its bytes change. Its error is kept."""
         with suppress(Exception):
-            self._pending.result()
-            self._run_check()
+            self._finish()
 
     def failure(self) -> Exception | None:
         """Wait, and return the error."""
         try:
-            self._pending.result()
+            self._finish()
         except Exception as error:  # noqa: BLE001 - whatever it is, it waits until the other operations are done
             # Without frames, which would keep this list and all operations alive.
             return error.with_traceback(None)
-        self._run_check()
         return self._failure
+
+    def _finish(self) -> None:
+        for transfer in self._transfers:
+            transfer.result()
+            self._run_check()
 
     def _run_check(self) -> None:
         """Run the check, once."""
@@ -107,11 +121,18 @@ class Operations:
 
     def start(self, request: Request) -> None:
         """Submit one transfer. Invalid arguments raise here, and nothing is queued."""
-        operation, end = self._submit(request)
+        engine = self._borrowed_engine()
+        target, offset = request.target, request.offset
+        end = offset + request.tensor.nbytes
+        self._await_overlapping(target, offset, end, writes=request.is_write)
+        # A detached alias keeps this memory alive even if the caller reassigns `tensor.data`.
+        memory = request.tensor.detach()
+        operation = Operation(target, request.check)
         with self._lock:
             batch = self._unclaimed[-1]
             batch.operations.append(operation)
-            batch.ranges.add(request.target, request.offset, end, writes=request.is_write)
+            batch.ranges.add(target, offset, end, writes=request.is_write)
+            operation.submit(engine.start_write if request.is_write else engine.start_read, memory, target, offset)
 
     def run(self, request: Request) -> None:
         """Run one transfer, whatever else is pending, and raise its error."""
@@ -127,7 +148,8 @@ class Operations:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is pending, so that a `wait` would return 0 at once."""
-        return not self._claimed and not any(batch.operations for batch in self._unclaimed)
+        operations = (operation for batch in self._unclaimed for operation in batch.operations)
+        return not self._claimed and not any(operation.is_started for operation in operations)
 
     def wait(self) -> int:
         """Wait for everything submitted so far. Return the number of operations that no other `wait` has counted.
@@ -172,17 +194,7 @@ class Operations:
                 self._claimed = [batch for batch in self._claimed if batch not in mine]
                 if not counted:
                     self._unclaimed = mine + self._unclaimed
-        return sum(len(batch.operations) for batch in mine), failure
-
-    def _submit(self, request: Request) -> tuple[Operation, int]:
-        engine = self._borrowed_engine()
-        target, offset = request.target, request.offset
-        end = offset + request.tensor.nbytes
-        self._await_overlapping(target, offset, end, writes=request.is_write)
-        # A detached alias keeps this memory alive even if the caller reassigns `tensor.data`.
-        memory = request.tensor.detach()
-        submit = engine.start_write if request.is_write else engine.start_read
-        return Operation(submit(memory, target, offset), target, request.check), end
+        return sum(operation.is_started for batch in mine for operation in batch.operations), failure
 
     def pin(self, tensor: torch.Tensor) -> object:
         """Register contiguous GPU memory with cuFile until the result is dropped. Does not keep the tensor alive."""

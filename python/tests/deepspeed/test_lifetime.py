@@ -12,6 +12,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -340,8 +341,10 @@ class FakeEngine:
 
     def __init__(self, pending: SlowPending) -> None:
         self._pending = pending
+        self.started = 0
 
     def start_read(self, _tensor: torch.Tensor, _path: object, _offset: int) -> SlowPending:
+        self.started += 1
         return self._pending
 
 
@@ -360,6 +363,29 @@ def test_an_interrupted_wait_has_counted_nothing(tmp_path: Path, monkeypatch: py
     handle.async_pread(buffer, str(tmp_path / "file"))
     slow.released.set()
     assert handle.wait() == 3
+
+
+def test_an_interrupted_start_is_counted_if_it_transfers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: Any
+) -> None:
+    file, done = tmp_path / "file", SlowPending()
+    file.write_bytes(bytes(100))
+    done.released.set()
+    handle = aio_handle()
+    handle.pread(torch.empty(25), str(file), 0, False)
+    engine = FakeEngine(done)
+    monkeypatch.setattr(handle._operations, "_engine", engine)
+
+    def start(at: int) -> tuple[int, int]:
+        engine.started = 0
+        with suppress(KeyboardInterrupt), interrupted(at) as points:
+            handle.async_pread(torch.empty(25), str(file))
+        assert handle.wait() == engine.started, f"interrupted at point {at}"
+        return points.count, engine.started
+
+    count, _ = start(0)
+    assert {start(point)[1] for point in range(1, count + 1)} == {0, 1}
+    monkeypatch.undo()
 
 
 def link_target(entry: Path) -> str:
