@@ -1,8 +1,8 @@
 """Submit, count and wait for the operations of one handle, and keep the order of those that access the same bytes.
 
 `start` never waits for `wait`: the lock guards two lists and the engine. It is held while the engine is created and
-while a transfer is submitted, and never during a transfer. Exactly one `wait` counts each operation. A `wait` also waits for operations that another
-thread is waiting for, since they may include the caller's.
+while a transfer is submitted, and never during a transfer. Exactly one `wait` counts each operation. A `wait` also
+waits for operations that another thread is waiting for, since they may include the caller's.
 
 DeepSpeed runs the operations of a handle one after another. Here they run concurrently. The difference shows only where
 one operation accesses bytes that another one writes, so those keep the order of submission.
