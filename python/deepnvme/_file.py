@@ -144,7 +144,8 @@ class _FileBase(_BinaryFile, Generic[_Handle]):
         # Read once: another thread may close the file after the check.
         handle = self._handle
         if handle is None:
-            msg = "I/O operation on closed file"
+            path = os.fsdecode(self._path) if isinstance(self._path, bytes | str) else self._path
+            msg = f"{path}: I/O operation on closed file; open it again"
             raise InvalidArgumentError(msg)
         return handle
 

@@ -6,6 +6,7 @@ import io
 import os
 import pickle
 import random
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -156,6 +157,8 @@ def test_the_properties_of_both_ends(path: Path) -> None:
         for use in (closed.tell, closed.fileno, closed.isatty, closed.flush, closed.__enter__):
             with pytest.raises(ValueError, match="closed file"):
                 use()
+        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: "):
+            closed.tell()
         assert "closed" in repr(closed)
     with pytest.raises(ValueError, match="closed file"):
         reader.read()

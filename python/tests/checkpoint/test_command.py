@@ -85,6 +85,29 @@ def test_inspect_a_folder_of_shards(tmp_path: Path) -> None:
     assert "total: 4 files, 4 tensors, 15.62 KiB" in out or "total: 4 files, 4 tensors, 16000 bytes" in out
 
 
+def test_inspect_a_folder_of_checkpoints(tmp_path: Path) -> None:
+    for name in ("b.pt", "a.safetensors"):
+        deepnvme.save({name[0]: torch.randn(10)}, tmp_path / name)
+    (tmp_path / "notes.txt").write_text("none")
+    status, out, err = run("inspect", tmp_path, "--json")
+    assert (status, err) == (0, "")
+    files = json.loads(out)["files"]
+    assert [Path(file["path"]).name for file in files] == ["a.safetensors", "b.pt"]
+    assert [Path(file["path"]).name for file in json.loads(run("verify", tmp_path, "--json")[1])["files"]] == [
+        "a.safetensors",
+        "b.pt",
+    ]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_a_folder_without_a_checkpoint(tmp_path: Path, command: str) -> None:
+    for name, remedy in (("notes", "check the path"), ("checkpoint-500", "name its checkpoints: checkpoint-*")):
+        (tmp_path / name).mkdir()
+        status, out, err = run(command, tmp_path)
+        assert status == 1
+        assert "no file that ends in one of .safetensors, .pt, .pth, .bin, .ckpt; " + remedy in out + err
+
+
 def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:
     good, bad, torchs = tmp_path / "good.pt", tmp_path / "bad.safetensors", tmp_path / "torch.pt"
     deepnvme.save(state, good)
@@ -208,13 +231,6 @@ def test_verify_shows_no_speed_of_a_small_file(tmp_path: Path) -> None:
     assert status == 0
     assert "scheduler.pt: metadata compared; it has no bytes of tensors\n" in out
     assert "small.pt: 12 bytes compared\n" in out
-
-
-def test_verify_of_a_trainers_folder_names_its_checkpoints(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint-2").mkdir()
-    status, out, _ = run("verify", tmp_path)
-    assert status == 1
-    assert "or name its checkpoints: checkpoint-*" in out
 
 
 @pytest.mark.parametrize("order", ["same", "reversed"])

@@ -10,10 +10,11 @@ use clap::Args;
   deepnvme inspect model.safetensors --all
   deepnvme inspect ./my-model --json | jq '.files[].tensors[] | select(.bytes > 1e8) | .name'
 
-A folder or an index.json stands for all its files, the folder of a `Checkpointer` for all its checkpoints.
+An index.json stands for all its files. A folder stands for its model, for all checkpoints of its `Checkpointer`, or for
+all its checkpoint files.
 Tensors are not read, and no code of the file is run.")]
 pub(crate) struct InspectArguments {
-    /// Torch archive, safetensors file, index of several, or folder with one of these
+    /// Torch archive, safetensors file, index of several, or folder of these
     pub(crate) path: PathBuf,
     /// Levels of the names to list
     #[arg(long, default_value_t = 2)]
@@ -35,7 +36,7 @@ Exit status: 0 all files match their checksums, 1 a file is damaged, unverifiabl
 Archives of torch.save are verified by their CRC-32. Safetensors files of other programs have no checksums.
 All bytes come from the drive, even those in the page cache, if the file system has direct I/O.")]
 pub(crate) struct VerifyArguments {
-    /// Torch archives, safetensors files, indexes, model folders, and folders of a `Checkpointer`
+    /// Torch archives, safetensors files, indexes, and folders of these or of a `Checkpointer`
     #[arg(required = true)]
     pub(crate) paths: Vec<PathBuf>,
     /// Print JSON

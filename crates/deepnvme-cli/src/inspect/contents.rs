@@ -14,6 +14,7 @@ use deepnvme_stream::pack::{self, PackedTensor};
 use serde::Serialize;
 
 use super::files::{failed, find_any, find_files};
+use super::names::{checkpoints_by_name, names_in, without_checkpoint};
 
 /// The contents of one file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -76,8 +77,8 @@ const PADDING_PREFIX: &str = "pad.";
 /// Retries when a `Checkpointer` removes checkpoints while they are inspected.
 const REMOVALS_MAX: usize = 100;
 
-/// Lists the contents of a file, of all files of a folder or an index, or of all checkpoints in the folder of a
-/// `Checkpointer`.
+/// Lists the contents of a file, of all files of an index, of the model in a folder, or of all checkpoints that the
+/// manifest of a `Checkpointer` lists. In a folder without them, lists all files whose names are those of checkpoints.
 ///
 /// # Errors
 /// `Interrupted`, or the error of the first file that cannot be read.
@@ -104,8 +105,13 @@ fn inspect_any(engine: &Engine, path: &Path) -> deepnvme_checkpoint::Result<Vec<
         }
         listed = again;
     }
-    // Says what the folder lacks.
-    inspect(path)
+    let names = names_in(path)?;
+    let others = checkpoints_by_name(path, &names);
+    if listed.is_some() || others.is_empty() {
+        return inspect(path).map_err(|error| if listed.is_some() { error } else { without_checkpoint(error, &names) });
+    }
+    let inspected: deepnvme_checkpoint::Result<Vec<_>> = others.iter().map(|other| inspect(&other.path)).collect();
+    Ok(inspected?.into_iter().flatten().collect())
 }
 
 fn inspect_file(engine: &Engine, file: &CheckpointFile) -> deepnvme_checkpoint::Result<Inspection> {

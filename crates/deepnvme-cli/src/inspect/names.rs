@@ -4,10 +4,11 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use deepnvme_checkpoint::Error;
 use deepnvme_checkpoint::read::INDEX_SUFFIX;
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
+use deepnvme_io::ErrorKind;
 use deepnvme_io::fs::{self, FileKind};
-use deepnvme_perf::Result;
 
 /// The endings of checkpoints' names.
 const ENDINGS: [&str; 5] = ["safetensors", "pt", "pth", "bin", "ckpt"];
@@ -49,9 +50,31 @@ pub(super) fn checkpoints_by_name(folder: &Path, names: &[OsString]) -> Vec<Name
 /// The names in a folder.
 ///
 /// # Errors
-/// `Engine` if it cannot be listed.
-pub(super) fn names_in(folder: &Path) -> Result<Vec<OsString>> {
-    fs::entries(folder).map_err(|errno| deepnvme_io::Error::os("list the folder", errno).at_path(folder).into())
+/// If it cannot be listed.
+pub(super) fn names_in(folder: &Path) -> deepnvme_io::Result<Vec<OsString>> {
+    fs::entries(folder).map_err(|errno| deepnvme_io::Error::os("list the folder", errno).at_path(folder))
+}
+
+/// The start of the names that a `Trainer` of transformers gives its checkpoints, which are folders.
+const TRAINER_PREFIX: &str = "checkpoint-";
+
+/// Makes the error for a folder without a model say which names were looked for.
+pub(super) fn without_checkpoint(error: Error, names: &[OsString]) -> Error {
+    match error {
+        Error::Io(error) if error.kind() == ErrorKind::NotFound => {
+            let is_of_trainer = |name: &OsString| name.as_encoded_bytes().starts_with(TRAINER_PREFIX.as_bytes());
+            let remedy = match names.iter().any(is_of_trainer) {
+                true => format!("name its checkpoints: {TRAINER_PREFIX}*"),
+                false => "check the path".into(),
+            };
+            let endings = ENDINGS.map(|ending| format!(".{ending}")).join(", ");
+            let detail = format!(
+                "the folder has no checkpoint: no manifest, no index, and no file that ends in one of {endings}; {remedy}"
+            );
+            error.because(detail).into()
+        }
+        error => error,
+    }
 }
 
 /// Returns whether a name is that of a checkpoint, and not a private one.

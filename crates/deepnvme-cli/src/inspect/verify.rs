@@ -1,7 +1,6 @@
 //! Verifies checkpoints by their checksums: a file, several files with a list, or the folder of a `Checkpointer`.
 
 use std::collections::HashSet;
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +16,7 @@ use deepnvme_perf::{Error, Result};
 use serde::Serialize;
 
 use super::files::{failed, find_any, find_files};
-use super::names::{NamedCheckpoint, checkpoints_by_name, names_in};
+use super::names::{NamedCheckpoint, checkpoints_by_name, names_in, without_checkpoint};
 
 /// Retries when a set is replaced while it is verified.
 pub(super) const REPLACEMENTS_MAX: usize = 100;
@@ -125,13 +124,6 @@ pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
     }
 }
 
-/// The start of the names that a `Trainer` of transformers gives its checkpoints, which are folders.
-const TRAINER_PREFIX: &str = "checkpoint-";
-
-fn is_of_trainer(name: &OsString) -> bool {
-    name.as_encoded_bytes().starts_with(TRAINER_PREFIX.as_bytes())
-}
-
 /// An engine for files with direct I/O, and one for the others.
 struct Engines {
     direct: Arc<Engine>,
@@ -171,7 +163,7 @@ impl Verifier<'_> {
         if model.is_none() && others.is_empty() {
             return match find_files(folder) {
                 Ok(set) => self.verify_set(folder, &set),
-                Err(error) => Err(with_trainer_hint(failed(error), &names)),
+                Err(error) => Err(failed(without_checkpoint(error, &names))),
             };
         }
         let mut found = model.unwrap_or_default();
@@ -274,17 +266,6 @@ impl Verifier<'_> {
     fn opened(&self, engine: &Arc<Engine>, target: Target) -> deepnvme_checkpoint::Result<Reader> {
         let engine = Arc::clone(engine);
         until_stopped(self.progress, move || Reader::open(&engine, &target))
-    }
-}
-
-/// Adds the checkpoints of a folder such as the output folder of a `Trainer`, which has no model itself.
-fn with_trainer_hint(error: Error, names: &[OsString]) -> Error {
-    match error {
-        Error::Engine(error) if error.kind() == ErrorKind::NotFound && names.iter().any(is_of_trainer) => {
-            let detail = format!("{}; or name its checkpoints: {TRAINER_PREFIX}*", error.detail());
-            Error::Engine(error.because(detail))
-        }
-        error => error,
     }
 }
 
