@@ -70,6 +70,8 @@ class LazyTensor(torch.Tensor):
         with self._lock:
             if self._real is None:
                 self._real = self._read()
+                # It has served. Python's collector would search for it again and again.
+                self._read = _read_twice
             if vars(self).get(_IS_PARAMETER) and not isinstance(self._real, torch.nn.Parameter):
                 # `torch.nn.Parameter` got this tensor. Its copies and pickles are parameters.
                 self._real = torch.nn.Parameter(self._real, self._real.requires_grad)
@@ -126,6 +128,11 @@ class LazyTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self.materialize().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+
+def _read_twice() -> torch.Tensor:
+    msg = "a lazy tensor is read once"
+    raise AssertionError(msg)
 
 
 # Attributes that operations in place change.

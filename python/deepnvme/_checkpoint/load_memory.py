@@ -19,6 +19,7 @@ import torch
 import torch.utils.dlpack
 
 from deepnvme._utils.capture import relaxed_capture
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import engine_reaches, pinned_empty
 from deepnvme.errors import OutOfMemoryError
 
@@ -40,6 +41,7 @@ class LoadBuffers:
     ``pool_buffer`` if that is given.
     """
 
+    @gc_paused()
     def __init__(
         self,
         reader: _CheckpointReader,

@@ -15,6 +15,7 @@ from deepnvme._checkpoint.source_files import (
     tensor_entries,
 )
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import MovedError
@@ -171,9 +172,11 @@ class LoadRequest:
                 entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
                 for entry in tensors
             }
-        state = {
-            entry.name: buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape) for entry in tensors
-        }
+        with gc_paused():
+            state = {
+                entry.name: buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape)
+                for entry in tensors
+            }
         buffers.finish(self.verify, self.report)
         if self.restore_location is not None:
             return {name: _restored(tensor, self.restore_location) for name, tensor in state.items()}
@@ -211,8 +214,9 @@ class LoadRequest:
         builds_early = engine_reaches(self.device) and reader.is_plain and self.restore_location is None
         if not builds_early:
             buffers.finish(self.verify, self.report)
-        for index in wanted:
-            storages[index] = buffers.storage(index, self.device)
+        with gc_paused():
+            for index in wanted:
+                storages[index] = buffers.storage(index, self.device)
         if self.restore_location is not None:
             locations = [entry.location for entry in storage_entries(reader)]
             storages = [
@@ -220,7 +224,7 @@ class LoadRequest:
                 for storage, location in zip(storages, locations, strict=True)
             ]
         # If `builds_early`, the other objects are built while the tensors' bytes arrive.
-        with errors_with_path(path):
+        with errors_with_path(path), gc_paused():
             state = reader.build(unpickler, storages, chosen)
         if builds_early:
             buffers.finish(self.verify, self.report)

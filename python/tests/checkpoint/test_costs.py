@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import random
 import threading
@@ -17,6 +18,7 @@ from torch import _utils
 
 import deepnvme
 from deepnvme import errors
+from deepnvme.integrations.weights import iterate_weights
 
 from .programs import program
 from .states import assert_same
@@ -243,3 +245,49 @@ def test_other_threads_run_while_objects_are_made(tmp_path: Path) -> None:
     waiter.join()
     assert len(made) == 5_000_000
     assert longest < max(0.5, took / 2)
+
+
+def collections_during(work: Callable[[], object]) -> int:
+    """Count the runs of Python's collector, which may run after each hundred objects."""
+    phases: list[str] = []
+    gc.collect()
+    threshold = gc.get_threshold()
+    gc.callbacks.append(lambda phase, _: phases.append(phase))
+    gc.set_threshold(100)
+    try:
+        work()
+        return phases.count("stop")
+    finally:
+        gc.set_threshold(*threshold)
+        gc.callbacks.pop()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_the_collector_does_not_run_among_many_tensors(tmp_path: Path, suffix: str) -> None:
+    """Each run may search the whole process, which takes longer than to load ten thousand small tensors."""
+    state = {str(index): torch.zeros(1) for index in range(5000)}
+    path = tmp_path / f"a{suffix}"
+
+    def refused() -> None:
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+            deepnvme.save({"a": lambda: None}, tmp_path / f"b{suffix}")
+
+    def lazily() -> object:
+        return [tensor.materialize() for tensor in deepnvme.load(path, lazy=True).values()]
+
+    def in_order() -> None:
+        for _, tensor in iterate_weights(path):
+            del tensor
+
+    ways: list[Callable[[], object]] = [
+        lambda: deepnvme.save(state, path),
+        refused,
+        lambda: deepnvme.load(path),
+        lambda: deepnvme.load(path, only=["1*"]),
+        lambda: deepnvme.load(path, into=state),
+        lazily,
+        *([in_order] if suffix == ".safetensors" else []),
+    ]
+    # It may run before and after.
+    assert [count for count in map(collections_during, ways) if count > 20] == []
+    assert gc.isenabled()

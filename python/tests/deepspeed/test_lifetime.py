@@ -372,7 +372,7 @@ def test_an_interrupted_start_is_counted_if_it_transfers(
     file.write_bytes(bytes(100))
     done.released.set()
     handle = aio_handle()
-    handle.pread(torch.empty(25), str(file), 0, False)
+    handle.pread(torch.empty(25), str(file), False, False)
     engine = FakeEngine(done)
     monkeypatch.setattr(handle._operations, "_engine", engine)
 
