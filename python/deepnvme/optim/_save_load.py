@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.memory_order import MemoryOrder, is_dense_order, row_major
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
@@ -34,6 +35,20 @@ def save(
     optimizer: SteppingOptimizer, store: SwapStore, path: Path, shards: Shards | None, *, checksums: bool
 ) -> dict[str, int]:
     """Write the file. Return bytes by route."""
+    header, groups, begins, nbytes = _plan(optimizer, store, shards)
+    total: dict[str, int] = defaultdict(int)
+    with file.replace_file(path, header, nbytes, checksums=checksums) as (fd, data_offset):
+        for group, begin in zip(groups, begins, strict=True):
+            for route, count in store.swapper.export(group.key, fd, data_offset + begin).items():
+                total[route] += count
+    return dict(total)
+
+
+@gc_paused()
+def _plan(
+    optimizer: SteppingOptimizer, store: SwapStore, shards: Shards | None
+) -> tuple[StateFile, list[StateGroup], list[int], int]:
+    """Return the contents of the file, the groups of state, their offsets, and the size of all."""
     resolved = shards_of(optimizer, shards)
     check_disjoint(resolved)
     for param in resolved:
@@ -72,14 +87,8 @@ def save(
                 "name: step all of them, or give them names of their own"
             )
     settings = [param_group_settings.encode(optimizer, group) for group in optimizer.param_groups]
-    total: dict[str, int] = defaultdict(int)
     shapes = None if shards is not None else [list(param.shape) for param in resolved]
-    header = StateFile(_name(optimizer), settings, shapes, parameters, extents)
-    with file.replace_file(path, header, at, checksums=checksums) as (fd, data_offset):
-        for group, begin in zip(groups, begins, strict=True):
-            for route, count in store.swapper.export(group.key, fd, data_offset + begin).items():
-                total[route] += count
-    return dict(total)
+    return StateFile(_name(optimizer), settings, shapes, parameters, extents), groups, begins, at
 
 
 def load(
@@ -107,6 +116,7 @@ def load(
 class _Loader:
     """Maps the contents of files to parameters."""
 
+    @gc_paused()
     def __init__(
         self, optimizer: SteppingOptimizer, store: SwapStore, files: Sequence[StateFile], shards: Shards | None
     ) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _CheckpointReader, _ReflinkTarget
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
 from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
 
@@ -90,18 +91,9 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
 
     The file is synced and gets its name, with checksums, if the block ends without an error.
     """
-    header = {
-        "version": _VERSION,
-        "checksums": checksums,
-        "optimizer": saved.optimizer,
-        "groups": saved.groups,
-        "shapes": saved.shapes,
-        "parameters": {
-            name: {"step": one.step, "kinds": one.kinds, "stride": one.stride} for name, one in saved.parameters.items()
-        },
-        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.extents],
-    }
-    new = _ReflinkTarget(path, _tensors(saved, nbytes), [(_NAME, json.dumps(header))], checksums)
+    with gc_paused():
+        header = json.dumps(_header(saved, checksums=checksums))
+        new = _ReflinkTarget(path, _tensors(saved, nbytes), [(_NAME, header)], checksums)
     try:
         yield new.fileno(), new.data_offset
         new.commit()
@@ -114,6 +106,20 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
         raise
     finally:
         new.discard()
+
+
+def _header(saved: StateFile, *, checksums: bool) -> dict[str, Any]:
+    return {
+        "version": _VERSION,
+        "checksums": checksums,
+        "optimizer": saved.optimizer,
+        "groups": saved.groups,
+        "shapes": saved.shapes,
+        "parameters": {
+            name: {"step": one.step, "kinds": one.kinds, "stride": one.stride} for name, one in saved.parameters.items()
+        },
+        "stretches": [[one.name, one.kind, one.begin, one.count, one.format.name] for one in saved.extents],
+    }
 
 
 def _tensors(saved: StateFile, nbytes: int) -> list[tuple[str, str, int]]:
@@ -143,6 +149,18 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateF
     reader = _open(path)
     if verify != "off":
         reader.check(None)
+    header, saved = _described(reader, path)
+    if verify != "off":
+        # One entry states that there are checksums, and another contains them. Damage to one place cannot remove both.
+        if header.get("checksums") is not False and reader.coverage != "file":
+            raise _corrupt(path, 8, "it was saved with checksums, but they are missing")
+        reader.verify_tensors("full" if verify == "full" else "sample")
+    return saved
+
+
+@gc_paused()
+def _described(reader: _CheckpointReader, path: Path) -> tuple[dict[str, Any], StateFile]:
+    """Return the header, and its description of the file."""
     there = {name: (nbytes, offset) for name, nbytes, _, offset in reader.storages()}
     try:
         header = json.loads(dict(reader.metadata)[_NAME])
@@ -159,12 +177,7 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateF
         raise OutOfMemoryError(f"{path}: not enough memory for its header") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
-    if verify != "off":
-        # One entry states that there are checksums, and another contains them. Damage to one place cannot remove both.
-        if header.get("checksums") is not False and reader.coverage != "file":
-            raise _corrupt(path, 8, "it was saved with checksums, but they are missing")
-        reader.verify_tensors("full" if verify == "full" else "sample")
-    return saved
+    return header, saved
 
 
 def _optimizer(header: dict[str, Any], path: Path) -> str:

@@ -28,6 +28,7 @@ from deepnvme._checkpoint.dcp.shard import BufferedItem, Shard, group_pieces
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
+from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import first_of, public_in
 from deepnvme._utils.tensors import cast_refusal
@@ -95,6 +96,7 @@ class DeepnvmeReader(StorageReader):
                 raise
             return _UnreadableMetadata(error)
 
+    @gc_paused()
     def _read_metadata(self) -> Metadata:
         path = self._folder.path / INDEX_NAME
         text = self._text = read_metadata(path)
@@ -153,25 +155,7 @@ class DeepnvmeReader(StorageReader):
             return False
 
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
-        by_file: dict[str, list[ReadItem]] = {}
-        wanted = getattr(planner, "state_dict", {})
-        state = getattr(planner, "original_state_dict", None)
-        self._own_keys = OwnKeys(state) if isinstance(state, Mapping) else None
-        for item in plan.items:
-            self._check_kind(item, wanted)
-            by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
-        overlaps = TargetOverlaps()
-        shards, finishes, buffered = [], [], []
-        for name, items in by_file.items():
-            shard = Shard(self._folder.path / name, self._engine, self._verify, self._fingerprints.get(name))
-            shards.append(shard)
-            for item in items:
-                requested = self._request(shard, item, planner, overlaps)
-                if isinstance(requested, BufferedItem):
-                    buffered.append(requested)
-                else:
-                    finishes.append(requested)
-        overlaps.check(str(self._folder.path))
+        shards, finishes, buffered = self._request_all(plan, planner)
         self._transfer(shards)
         for finish in finishes:
             finish()
@@ -183,6 +167,34 @@ class DeepnvmeReader(StorageReader):
                 one.finish(piece)
         for one in buffered:
             planner.commit_tensor(one.item, one.target)
+
+    @gc_paused()
+    def _request_all(
+        self, plan: LoadPlan, planner: LoadPlanner
+    ) -> tuple[list[Shard], list[Callable[[], None]], list[BufferedItem]]:
+        """Request all items from their shards. Returns the shards, the work to do then, and items to request later."""
+        by_file: dict[str, list[ReadItem]] = {}
+        wanted = getattr(planner, "state_dict", {})
+        state = getattr(planner, "original_state_dict", None)
+        self._own_keys = OwnKeys(state) if isinstance(state, Mapping) else None
+        for item in plan.items:
+            self._check_kind(item, wanted)
+            by_file.setdefault(self._locations[item.storage_index].file, []).append(item)
+        overlaps = TargetOverlaps()
+        shards: list[Shard] = []
+        finishes: list[Callable[[], None]] = []
+        buffered: list[BufferedItem] = []
+        for name, items in by_file.items():
+            shard = Shard(self._folder.path / name, self._engine, self._verify, self._fingerprints.get(name))
+            shards.append(shard)
+            for item in items:
+                requested = self._request(shard, item, planner, overlaps)
+                if isinstance(requested, BufferedItem):
+                    buffered.append(requested)
+                else:
+                    finishes.append(requested)
+        overlaps.check(str(self._folder.path))
+        return shards, finishes, buffered
 
     def _transfer(self, shards: Iterable[Shard]) -> None:
         """Read all that was requested, and compare it with the checksums."""
