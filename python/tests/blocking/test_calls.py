@@ -18,6 +18,7 @@ from . import (
     engine,
     frameworks,
     handles,
+    offloader,
     offloading,
     readers,
     swapping,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-MODULES = (engine, handles, checkpoints, readers, commands, swapping, training, offloading, frameworks)
+MODULES = (engine, handles, checkpoints, readers, commands, swapping, training, offloading, frameworks, offloader)
 ROWS = [row for module in MODULES for row in module.ROWS]
 CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
@@ -147,6 +148,8 @@ def assert_left_by_integration(row: str, folder: Path) -> None:
     path = folder / "file"
     if row == frameworks.WAIT or (row == frameworks.SAVE and path.exists()):
         assert len(deepnvme.load(path, verify="full")["a"]) == 1 << 20
+    if row in offloader.ROWS:
+        assert {path.name for path in folder.iterdir()} == {"output"}
 
 
 def assert_sound(row: str, folder: Path) -> None:
