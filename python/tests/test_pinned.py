@@ -55,6 +55,33 @@ def test_impossible_shapes() -> None:
     assert caught.value.errno is not None
 
 
+def test_other_threads_go_on_while_the_memory_is_made(python: Callable[..., Any]) -> None:
+    # The kernel may need seconds to provide it.
+    told = python("""
+        import mmap, threading, time
+        import torch
+        import deepnvme
+
+        longest, is_made = 0.0, False
+
+        def map_memory():
+            global longest
+            while not is_made:
+                began = time.monotonic()
+                mmap.mmap(-1, 1 << 20).close()
+                longest = max(longest, time.monotonic() - began)
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=map_memory)
+        thread.start()
+        memory = deepnvme.pinned_empty(2 << 30, dtype=torch.uint8)
+        is_made = True
+        thread.join()
+        print(longest)
+    """)
+    assert float(told.stdout) < 0.5
+
+
 def test_the_memory_is_locked_and_freed_with_the_tensor(python: Callable[..., Any]) -> None:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY and soft < 1 << 20:

@@ -4,7 +4,7 @@ use std::fs;
 use std::ptr::NonNull;
 
 use rustix::io::Errno;
-use rustix::mm::{mlock, munlock};
+use rustix::mm::{MlockFlags, mlock, mlock_with, munlock};
 use rustix::process::{Resource, getrlimit};
 
 /// Whether memory is locked into RAM.
@@ -25,6 +25,9 @@ pub enum LockState {
 /// invoke the OOM killer.
 const AVAILABLE_PERCENT_MAX: u64 = 90;
 
+/// Bytes to fault in with one system call. No other thread can map or unmap memory during the call.
+const FAULT_BYTES: usize = 16 << 20;
+
 /// Returns whether `len` bytes are too many to keep in RAM: more than nine tenths of what is available.
 #[must_use]
 pub fn exceeds_available(len: usize) -> bool {
@@ -39,7 +42,7 @@ pub(crate) fn lock(start: NonNull<u8>, len: usize) -> LockState {
         return LockState::Refused { reason };
     }
     // SAFETY: both callers pass a mapping that they own and that is alive. Locking changes no byte of it.
-    match unsafe { mlock(start.as_ptr().cast(), len) } {
+    match unsafe { lock_in_pieces(start, len) } {
         Ok(()) => LockState::Locked,
         Err(errno) => {
             // A refusal can leave some pages locked. Unlock them all.
@@ -48,6 +51,24 @@ pub(crate) fn lock(start: NonNull<u8>, len: usize) -> LockState {
             LockState::Refused { reason: refusal(len, errno) }
         }
     }
+}
+
+/// Locks `len` bytes, and faults in all pages. Other threads can map and unmap memory meanwhile.
+///
+/// # Safety
+/// The bytes are in a mapping that the caller owns, and that is alive.
+unsafe fn lock_in_pieces(start: NonNull<u8>, len: usize) -> Result<(), Errno> {
+    // The whole range first, without its pages: if the limit is too low, no page is faulted in.
+    // SAFETY: the caller owns this mapping, and it is alive. Locking changes no byte of it.
+    if unsafe { mlock_with(start.as_ptr().cast(), len, MlockFlags::ONFAULT) }.is_err() {
+        // The limit is too low, or the system has only this call.
+        // SAFETY: the caller owns this mapping, and it is alive. Locking changes no byte of it.
+        return unsafe { mlock(start.as_ptr().cast(), len) };
+    }
+    (0..len).step_by(FAULT_BYTES).try_for_each(|at| {
+        // SAFETY: the piece ends within the `len` bytes of the caller's mapping, which is alive. Locking changes no byte.
+        unsafe { mlock(start.as_ptr().add(at).cast(), FAULT_BYTES.min(len - at)) }
+    })
 }
 
 /// Returns the reason if `len` bytes are too many to lock with this much RAM available.

@@ -132,10 +132,20 @@ class BackgroundSaves:
 
     def wait(self) -> None:
         """Wait until no save is running, and raise the first error."""
+        self.wait_over()
+        self.raise_failure()
+
+    def wait_over(self) -> None:
+        """Wait until no save is running. Errors of saves are kept."""
         while (current := next(iter(self._running), None)) is not None:
             current.join()
             self._drop_finished()
-        self.raise_failure()
+
+    def check_process(self) -> None:
+        """Raise ``ClosedError`` in a forked child if a save of the parent was running at the fork."""
+        for current in list(self._running):
+            if current.is_running:
+                current.check_process()
 
     def raise_failure(self) -> None:
         """Raise the oldest error, once."""
@@ -215,7 +225,7 @@ class _BackgroundSave:
         try:
             self._starters.extend(map(_thread.start_new_thread, [self._launch], [()]))
             while not self._launched.wait(POLL_INTERVAL_S):
-                self._check_process()
+                self.check_process()
             if self._refusal is not None:
                 raise self._refusal
         except RuntimeError as error:
@@ -272,7 +282,7 @@ class _BackgroundSave:
 
     def wait_written(self, seconds: float) -> None:
         """Wait until all bytes are in the file, or for this time."""
-        self._check_process()
+        self.check_process()
         self._written.wait(seconds)
 
     @property
@@ -284,7 +294,8 @@ class _BackgroundSave:
         """Let the commit begin."""
         self._commit_allowed.set()
 
-    def _check_process(self) -> None:
+    def check_process(self) -> None:
+        """Raise ``ClosedError`` in a forked child."""
         if self._process != os.getpid():
             msg = "the save runs in the parent of this forked process, and never ends here"
             raise ClosedError(msg)
@@ -292,7 +303,7 @@ class _BackgroundSave:
     def wait_read(self) -> None:
         """Wait until this save has read its tensors."""
         if not self.are_tensors_read:
-            self._check_process()
+            self.check_process()
             self.saving.wait_filled()
             self.are_tensors_read = True
 
@@ -318,4 +329,4 @@ class _BackgroundSave:
         """Wait until the save is over."""
         # Ctrl-C would not interrupt a wait without a timeout.
         while not self._finished.wait(POLL_INTERVAL_S):
-            self._check_process()
+            self.check_process()

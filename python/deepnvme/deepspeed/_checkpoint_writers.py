@@ -84,16 +84,19 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
 
     def load(self, path: str, map_location: Any = None) -> Any:  # type: ignore[override]
         """Read one file of a checkpoint, possibly the one that is being written."""
-        self._files.wait()
+        self._wait_for_files()
         return super().load(path, map_location)
 
     def commit(self, info: Any) -> bool:
-        """Wait for the files of the checkpoint. A checkpoint is refused if one of its files could not be saved."""
-        waiting, self._uncommitted = self._uncommitted, None
-        self._files.wait()
-        if waiting is None:
+        """Wait for the files of the checkpoint. A checkpoint is refused if one of its files could not be saved.
+
+        After Ctrl-C the saves go on, and the checkpoint can still be committed.
+        """
+        self._wait_for_files()
+        if self._uncommitted is None:
             msg = f"checkpoint {getattr(info, 'tag', info)!r} is not committed: a file of it was not saved"
             raise RuntimeError(msg)
+        self._uncommitted = None
         return True
 
     def is_decoupled(self) -> bool:
@@ -105,11 +108,22 @@ class DecoupledCheckpointEngine(WriterCheckpointEngine):
         return self._uncommitted
 
     def cleanup(self) -> None:
-        """Finish all saves."""
+        """Finish all saves. After Ctrl-C they go on: call it again."""
+        # Outside of the `try`: after Ctrl-C, `close` would wait for the same files.
+        self._files.wait_over()
         try:
             self._commit_pending()
         finally:
             self._files.close()
+
+    def _wait_for_files(self) -> None:
+        self._files.wait_over()
+        try:
+            self._files.raise_failure()
+        except Exception:
+            # As for an error of `save`.
+            self._uncommitted = None
+            raise
 
     def _commit_pending(self) -> None:
         """Commit a checkpoint that no optimizer step has followed. Otherwise DeepSpeed would not name it."""

@@ -39,9 +39,14 @@ class BackgroundFileSaver:
         self.wait()
         self._provide_staging(obj)
         saving = start_archive(obj, path, self._options)
-        self._is_busy = True
-        self._background.start(saving, lambda _saved, _check_wanted: self._run_actions())
-        self._background.wait_last_read()
+        try:
+            self._is_busy = True
+            self._background.start(saving, lambda _saved, _check_wanted: self._run_actions())
+            self._background.wait_last_read()
+        except BaseException:
+            # An interrupt has ended the save.
+            self._drop_actions()
+            raise
 
     def after_save(self, action: Callable[[], None]) -> None:
         """Run an action once the current save is on disk, or now if none is running.
@@ -50,25 +55,39 @@ class BackgroundFileSaver:
         """
         with self._lock:
             if self._is_busy:
+                self._background.check_process()
                 self._actions.append(action)
                 return
         action()
 
     def wait(self) -> None:
         """Wait for the current save, and raise its error."""
+        self.wait_over()
+        self.raise_failure()
+
+    def wait_over(self) -> None:
+        """Wait for the current save. After an interrupt it goes on, with its actions."""
+        self._background.wait_over()
+
+    def raise_failure(self) -> None:
+        """Raise the error of the last save, once."""
         try:
-            self._background.wait()
+            self._background.raise_failure()
         finally:
-            # Actions after a failed save are dropped.
-            self._is_busy = False
-            self._actions.clear()
+            # Not earlier: no action may run for a save whose error nobody has seen.
+            self._drop_actions()
 
     def close(self) -> None:
-        """Wait for the current save, and free the memory."""
-        try:
-            self.wait()
-        finally:
-            self._options = replace(self._options, staging=None)
+        """Wait for the current save, free the memory, and raise the error of the save."""
+        self.wait_over()
+        self._options = replace(self._options, staging=None)
+        self.raise_failure()
+
+    def _drop_actions(self) -> None:
+        """Drop the actions if no save is running. It has failed then, or it has run them."""
+        if not self._background.is_running:
+            self._is_busy = False
+            self._actions.clear()
 
     def _provide_staging(self, obj: object) -> None:
         nbytes = local_nbytes(obj)

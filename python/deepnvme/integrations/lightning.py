@@ -141,9 +141,11 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
             self._background.after_save(lambda: _remove(target))
 
     def teardown(self) -> None:
-        """Wait for the current save, and raise its error."""
-        background, self._background = self._background, None
+        """Wait for the current save, and raise its error. After Ctrl-C the save goes on: call it again."""
+        background = self._background
         if background is not None:
+            background.wait_over()
+            self._background = None
             background.close()
 
 

@@ -12,7 +12,19 @@ import pytest
 
 import deepnvme
 
-from . import checkpoints, commands, engine, handles, offloading, readers, swapping, training
+from . import (
+    checkpoints,
+    commands,
+    engine,
+    frameworks,
+    handles,
+    offloader,
+    offloading,
+    readers,
+    swapping,
+    training,
+    wrappers,
+)
 from .attempts import Attempts
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .commands import CONVERT, PACK
@@ -28,7 +40,7 @@ if TYPE_CHECKING:
 
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-MODULES = (engine, handles, checkpoints, readers, commands, swapping, training, offloading)
+MODULES = (engine, handles, checkpoints, readers, commands, swapping, training, offloading, frameworks, offloader)
 ROWS = [row for module in MODULES for row in module.ROWS]
 CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]
@@ -82,13 +94,30 @@ def test_a_call_that_waits_ends_in_time(
     needs_torch = row not in engine.ROWS
     if needs_torch not in fork_servers:
         pytest.skip("torch is not installed")
-    # Otherwise a call that still runs would finish at exit, which is the column for exit.
-    end = "" if column == "exit" else "\nos._exit(0)\n"
     attempts = Attempts(fork_servers[needs_torch], tmp_path, measures_exit=not needs_torch)
-    for folder in attempts.until_judged(setup + textwrap.dedent(program) + end, is_exit=column == "exit"):
+    for folder in until_judged(attempts, column, setup + textwrap.dedent(program)):
         if column == "exit":
             assert_left(row, folder)
             assert_sound(row, folder)
+            assert_left_by_integration(row, folder)
+
+
+@pytest.mark.parametrize(("name", "column"), wrappers.PROGRAMS, ids=name_of)
+def test_a_call_of_an_integration_ends_like_the_call_that_it_makes(
+    name: str, column: str, tmp_path: Path, fork_servers: dict[bool, ForkServer]
+) -> None:
+    if True not in fork_servers:
+        pytest.skip("torch is not installed")
+    attempts = Attempts(fork_servers[True], tmp_path, measures_exit=False)
+    for folder in until_judged(attempts, column, SETUP + wrappers.PROGRAMS[name, column]):
+        if column == "exit" and name.startswith("save of") and (folder / "file").exists():
+            assert len(deepnvme.load(folder / "file", verify="full")["a"]) == 24 << 20
+
+
+def until_judged(attempts: Attempts, column: str, program: str) -> Iterator[Path]:
+    # Otherwise a call that still runs would finish at exit, which is the column for exit.
+    end = "" if column == "exit" else "\nos._exit(0)\n"
+    return attempts.until_judged(program + end, is_exit=column == "exit")
 
 
 def assert_left(row: str, folder: Path) -> None:
@@ -112,6 +141,15 @@ def assert_left(row: str, folder: Path) -> None:
         assert len(kept.restore(verify="full")["a"]) >= 1 << 20
     if row in (CK_WAIT, CK_CLOSE):
         assert {"run/step-00000001.pt", "run/manifest.json"} <= there
+
+
+def assert_left_by_integration(row: str, folder: Path) -> None:
+    """Check the files of a framework or a model server."""
+    path = folder / "file"
+    if row == frameworks.WAIT or (row == frameworks.SAVE and path.exists()):
+        assert len(deepnvme.load(path, verify="full")["a"]) == 1 << 20
+    if row in offloader.ROWS:
+        assert {path.name for path in folder.iterdir()} == {"output"}
 
 
 def assert_sound(row: str, folder: Path) -> None:

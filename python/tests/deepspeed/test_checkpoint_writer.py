@@ -132,6 +132,18 @@ torch.save({"a": torch.ones(3)}, folder / "old.pt", _use_new_zipfile_serializati
 with pytest.raises(deepnvme.errors.UnsupportedError, match="torch.load"):
     first.checkpoint_engine.load(folder / "old.pt")
 
+# Nor is one of which a file could not be saved, if the error is raised by a load.
+from types import SimpleNamespace
+(folder / "lost" / "file").mkdir(parents=True)
+saver.create(SimpleNamespace(tag="lost", save_latest=True, save_dir=folder))
+saver.save({"a": torch.ones(1 << 20)}, folder / "lost" / "file")
+with pytest.raises(OSError, match="lost/file"):
+    saver.load(folder / "whole" / "mp_rank_00_model_states.pt")
+with pytest.raises(RuntimeError, match="not committed"):
+    saver.commit(None)
+saver.cleanup()
+assert (folder / "latest").read_text() == "whole"
+
 # An error in the background is raised before the next step of the optimizer.
 failing = make(1, {"decoupled": True}, 0)
 (folder / "taken" / "mp_rank_00_model_states.pt").mkdir(parents=True)

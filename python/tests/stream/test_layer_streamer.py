@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 import torch
 
 from deepnvme import errors
-from deepnvme.integrations._sglang.offloader import LayerStreamer
+from deepnvme.integrations._sglang.offloader import LayerStreamer, Slot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,8 +35,11 @@ def write_units(path: Path, sizes: list[list[int]]) -> tuple[list[list[tuple[str
 
 
 def check(streamer: LayerStreamer, units: list[list[tuple[str, int, int]]], content: bytes, unit: int) -> None:
-    slot = streamer.acquire(unit)
-    for index, (_, offset, nbytes) in enumerate(units[unit]):
+    streamer.run(unit, lambda slot: check_slot(slot, units[unit], content))
+
+
+def check_slot(slot: Slot, pieces: list[tuple[str, int, int]], content: bytes) -> None:
+    for index, (_, offset, nbytes) in enumerate(pieces):
         tensor = slot.tensor(index)
         assert tensor.dtype == torch.uint8
         assert tensor.shape == (nbytes,)
@@ -56,16 +59,13 @@ def test_every_unit_has_the_bytes_of_the_file(tmp_path: Path, seed: int) -> None
     streamer = LayerStreamer(units, memory=slots * largest, prefetch_layers=ahead)
     for step in range(60):
         unit = step % len(units) if chooser.random() < 0.8 else chooser.randrange(len(units))
-        slot = streamer.acquire(unit)
-        read = [bytes(slot.tensor(index).numpy()) for index in range(len(units[unit]))]
-        assert read == [content[offset : offset + nbytes] for _, offset, nbytes in units[unit]]
-        streamer.release(unit)
+        check(streamer, units, content, unit)
     # Partly used pages count, so that small units have some more room.
     assert streamer.stats()["slots"] <= len(units)
     streamer.close()
     streamer.close()
     with pytest.raises(errors.ClosedError):
-        streamer.acquire(0)
+        check(streamer, units, content, 0)
 
 
 def test_units_that_fit_stay_in_memory(tmp_path: Path) -> None:
@@ -75,9 +75,7 @@ def test_units_that_fit_stay_in_memory(tmp_path: Path) -> None:
     for streamer in (whole, part):
         for _ in range(10):
             for unit in range(10):
-                slot = streamer.acquire(unit)
-                assert bytes(slot.tensor(0).numpy()) == content[units[unit][0][1] :][:4096]
-                streamer.release(unit)
+                check(streamer, units, content, unit)
     assert whole.stats()["bytes_read"] == 10 * 4096
     # An LRU cache would read everything in every round.
     assert part.stats()["bytes_read"] < 8 * 100 * 4096 / 10
@@ -86,14 +84,15 @@ def test_units_that_fit_stay_in_memory(tmp_path: Path) -> None:
 def test_the_next_units_are_read_while_one_is_in_use(tmp_path: Path) -> None:
     units, _ = write_units(tmp_path / "weights", [[500_000]] * 6)
     streamer = LayerStreamer(units, memory=3 * 500_000)
-    units_in_turn = [*range(6)] * 3
-    for unit in units_in_turn:
-        streamer.acquire(unit)
+
+    def wait_for_reads(_: Slot) -> None:
         ahead = streamer.stats()["fetches_ahead"]
         end = time.monotonic() + 0.5
         while streamer.stats()["fetches_ahead"] == ahead and time.monotonic() < end:
             time.sleep(0.001)
-        streamer.release(unit)
+
+    for unit in [*range(6)] * 3:
+        streamer.run(unit, wait_for_reads)
     stats = streamer.stats()
     assert stats["fetches_ahead"] > stats["fetches"] / 2
 
@@ -101,15 +100,15 @@ def test_the_next_units_are_read_while_one_is_in_use(tmp_path: Path) -> None:
 def test_units_in_use_keep_their_memory(tmp_path: Path) -> None:
     units, content = write_units(tmp_path / "weights", [[300_000]] * 5)
     streamer = LayerStreamer(units, memory=2 * 300_000)
-    first, second = streamer.acquire(3), streamer.acquire(1)
-    with pytest.raises(MemoryError, match="all 2 slots of its size are in use"):
-        streamer.acquire(0)
-    for slot, unit in ((first, 3), (second, 1)):
-        assert bytes(slot.tensor(0).numpy()) == content[units[unit][0][1] :][:300_000]
-    streamer.release(3)
-    check(streamer, units, content, 0)
-    with pytest.raises(ValueError, match="unit 3 was released"):
-        streamer.release(3)
+
+    def with_both(first: Slot, second: Slot) -> None:
+        with pytest.raises(MemoryError, match="all 2 slots of its size are in use"):
+            check(streamer, units, content, 0)
+        check_slot(first, units[3], content)
+        check_slot(second, units[1], content)
+
+    streamer.run(3, lambda first: streamer.run(1, lambda second: with_both(first, second)))
+    streamer.run(1, lambda _: check(streamer, units, content, 0))
 
 
 def test_a_file_that_shrinks_raises(tmp_path: Path) -> None:
@@ -117,12 +116,10 @@ def test_a_file_that_shrinks_raises(tmp_path: Path) -> None:
     units, content = write_units(path, [[60_000, 70_000]] * 4)
     streamer = LayerStreamer(units, memory=2 * 130_000)
     check(streamer, units, content, 0)
-    streamer.release(0)
     os.truncate(path, units[2][1][1] + 100)
     with pytest.raises(errors.ChangedFileError, match="weights"):
         for unit in (1, 2, 3):
-            streamer.acquire(unit)
-            streamer.release(unit)
+            check(streamer, units, content, unit)
 
 
 def test_memory_for_less_than_a_unit_is_refused(tmp_path: Path) -> None:

@@ -5,20 +5,24 @@ The file is private, has no name, and has one extent for each layer.
 
 from __future__ import annotations
 
+import _thread
 import errno
 import mmap
 import os
 import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from deepnvme._deepnvme import start_write
+from deepnvme._deepnvme import write
 from deepnvme._modules.partition import Weight
 from deepnvme._modules.weight_classes import Placeholder
 from deepnvme._stream.parameter_binding import refuse_loading, set_weight
 from deepnvme._utils import memory_order
+from deepnvme._utils.locks import POLL_INTERVAL_S, SignalSafeEvent, make_lock
+from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -200,7 +204,7 @@ class OffloadedLayer:
             layout.view(extent).copy_(parameter.data)
         if in_new_extent or nbytes > self._reserved:
             self._start, self._reserved = self._file.reserve(nbytes), nbytes
-        self._file.write(extent, self._start).result()
+        self._file.write(extent, self._start)
 
 
 class WeightFile:
@@ -217,6 +221,9 @@ class WeightFile:
         self.folder = folder
         with tempfile.TemporaryFile(dir=folder, prefix=".deepnvme-weights-") as file:
             self._descriptor = os.dup(file.fileno())
+        self._lock = make_lock()
+        self._users = 0
+        self._is_closed = False
         self.nbytes = 0
 
     @property
@@ -224,39 +231,89 @@ class WeightFile:
         """A path by which this process can open the file again."""
         return f"/proc/self/fd/{self._descriptor}"
 
+    @contextmanager
+    def opened(self) -> Iterator[int]:
+        """Yield the descriptor, which stays open inside the block if another thread closes the file.
+
+        Raises:
+            ClosedError: the file is closed.
+        """
+        with self._lock:
+            self.check_open()
+            self._users += 1
+        try:
+            yield self._descriptor
+        finally:
+            with self._lock:
+                self._users -= 1
+                self._close_unused()
+
     def reserve(self, nbytes: int) -> int:
         """Add an extent with allocated disk space. Returns its offset."""
-        start = self.nbytes
-        stop = start + _ceil(max(1, nbytes), _EXTENT_ALIGNMENT)
-        there = os.fstatvfs(self._descriptor)
-        # Checked first: some file systems fill up for everyone before they report the lack of space.
-        if stop - start > there.f_bavail * there.f_frsize:
-            raise self._full_disk_error(stop)
-        try:
-            os.posix_fallocate(self._descriptor, start, stop - start)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                os.ftruncate(self._descriptor, start)
-                raise self._full_disk_error(stop) from error
-            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                raise
-            os.ftruncate(self._descriptor, stop)
-        self.nbytes = stop
-        return start
+        with self.opened() as descriptor:
+            start = self.nbytes
+            stop = start + _ceil(max(1, nbytes), _EXTENT_ALIGNMENT)
+            there = os.fstatvfs(descriptor)
+            # Checked first: some file systems fill up for everyone before they report the lack of space.
+            if stop - start > there.f_bavail * there.f_frsize:
+                raise self._full_disk_error(stop)
+            try:
+                os.posix_fallocate(descriptor, start, stop - start)
+            except OSError as error:
+                if error.errno == errno.ENOSPC:
+                    os.ftruncate(descriptor, start)
+                    raise self._full_disk_error(stop) from error
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                    raise
+                os.ftruncate(descriptor, stop)
+            self.nbytes = stop
+            return start
 
     def mapped(self, start: int, nbytes: int) -> torch.Tensor:
         """Map an extent as bytes. Writes to it go to the file, through the page cache."""
-        memory = mmap.mmap(self._descriptor, max(1, nbytes), mmap.MAP_SHARED, offset=start)
+        with self.opened() as descriptor:
+            memory = mmap.mmap(descriptor, max(1, nbytes), mmap.MAP_SHARED, offset=start)
         return torch.frombuffer(memory, dtype=torch.uint8)
 
-    def write(self, tensor: torch.Tensor, offset: int) -> Any:
-        """Start to write bytes at an offset."""
-        return start_write(tensor, self.path, offset)
+    def write(self, tensor: torch.Tensor, offset: int) -> None:
+        """Write bytes at an offset."""
+        with self.opened():
+            write(tensor, self.path, offset)
 
     def sync(self) -> None:
-        """Sync the file, and drop it from the page cache."""
-        os.fdatasync(self._descriptor)
-        os.posix_fadvise(self._descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        """Sync the file, and drop it from the page cache. Ctrl-C or a close ends the wait, and the sync goes on.
+
+        Raises:
+            ClosedError: the file is closed, or another thread closes it meanwhile.
+        """
+        # No signal ends the system call, so another thread makes it.
+        done = SignalSafeEvent()
+        failures: list[BaseException] = []
+        try:
+            _thread.start_new_thread(self._sync, (done, failures))
+        except RuntimeError:
+            # The process has as many threads as it may have.
+            self._sync(done, failures)
+        while not done.wait(POLL_INTERVAL_S):
+            self.check_open()
+        if failures:
+            raise failures[0]
+
+    def _sync(self, done: SignalSafeEvent, failures: list[BaseException]) -> None:
+        try:
+            with self.opened() as descriptor:
+                os.fdatasync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        except BaseException as error:  # noqa: BLE001 - `sync` raises it
+            failures.append(error)
+        finally:
+            done.set()
+
+    def check_open(self) -> None:
+        """Raise ``ClosedError`` if the file is closed."""
+        if self._is_closed:
+            msg = f"{self.folder}: the offloader was closed before it started to stream; make another"
+            raise ClosedError(msg)
 
     def _full_disk_error(self, nbytes: int) -> OSError:
         msg = f"there is no space for {nbytes} bytes of weights; free some, or use another folder"
@@ -264,10 +321,16 @@ class WeightFile:
 
     def close(self) -> None:
         """Close the file. A second call does nothing."""
-        # Taken first: a second close would close another file that got the number.
-        descriptor, self._descriptor = self._descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+        with self._lock:
+            self._is_closed = True
+            self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self._is_closed and not self._users:
+            # Taken first: a second close would close another file that got the number.
+            descriptor, self._descriptor = self._descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
 
 
 @dataclass(frozen=True)

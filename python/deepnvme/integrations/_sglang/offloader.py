@@ -9,9 +9,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 from collections import Counter
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -24,9 +24,11 @@ from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.integrations._sglang.layer import OffloadedLayer, WeightFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     _Piece = tuple[str, int, int]
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Offloader:
         self._moved: set[int] = set()
         # Held while a layer runs. Reentrant, because layers may contain each other.
         self._lock = make_lock()
+        self._process = os.getpid()
         self.is_closed = False
         """Whether :meth:`close` was called."""
 
@@ -92,6 +95,7 @@ class Offloader:
         Raises:
             OSError: there is no space for the weights.
         """
+        self._check_process()
         layers = []
         for layer in all_modules_generator:
             layers.append(layer)
@@ -108,24 +112,33 @@ class Offloader:
         return layers
 
     def post_init(self) -> None:
-        """Start streaming: the model is loaded, and its weights are final. A second call does nothing."""
+        """Start streaming: the model is loaded, and its weights are final. A second call does nothing.
+
+        After Ctrl-C, the next call goes on with it.
+
+        Raises:
+            ClosedError: the offloader is closed, or another thread closes it meanwhile.
+        """
+        self._check_process()
         if self._streamer is not None:
             return
-        if self.is_closed:
-            raise ClosedError(
-                f"{self._file.folder}: the offloader was closed before it started to stream; make another"
-            )
+        self._file.check_open()
         shared = Counter(parameter for module in self._modules for parameter in module.parameter_ids())
         several = {parameter for parameter, count in shared.items() if count > 1}
         for module in self._modules:
             module.finish_loading(self._is_resident(module.module) | several)
         self._file.sync()
         _return_free_memory()
-        units = [module.byte_ranges(self._file.path) for module in self._modules]
-        sizes = [sum(nbytes for _, _, nbytes in pieces) for pieces in units]
-        memory = self._memory or min(sum(sizes), _MODULES_IN_MEMORY * max(sizes, default=0))
-        device = self._modules[0].device if self._modules else None
-        self._streamer = LayerStreamer(units, memory=memory, prefetch_layers=self._prefetch_layers, device=device)
+        with self._file.opened():
+            units = [module.byte_ranges(self._file.path) for module in self._modules]
+            sizes = [sum(nbytes for _, _, nbytes in pieces) for pieces in units]
+            memory = self._memory or min(sum(sizes), _MODULES_IN_MEMORY * max(sizes, default=0))
+            device = self._modules[0].device if self._modules else None
+            self._streamer = LayerStreamer(units, memory=memory, prefetch_layers=self._prefetch_layers, device=device)
+        if self.is_closed:
+            # Another thread closed it before it was there to be closed.
+            self._streamer.close()
+            raise self.closed_error()
         _log.info(
             "deepnvme: the weights of %d modules, %.2f GB, stream from %s through %.2f GB on %s",
             len(units), sum(sizes) / 1e9, self._file.folder, memory / 1e9, device,
@@ -157,14 +170,13 @@ class Offloader:
 
         @functools.wraps(original)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            with self._lock, self._present(index):
-                return original(*args, **kwargs)
+            with self._lock:
+                return self._run(index, lambda: original(*args, **kwargs))
 
         module.forward = forward
 
-    @contextmanager
-    def _present(self, index: int) -> Iterator[None]:
-        """Keep a module's weights in memory inside the block."""
+    def _run(self, index: int, work: Callable[[], _T]) -> _T:
+        """Call a function with a module's weights in memory."""
         if self._streamer is None:
             # SGLang does not report when a draft model is loaded.
             self.post_init()
@@ -172,20 +184,29 @@ class Offloader:
         if module.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             msg = "weights that stream from disk cannot be part of a CUDA graph: start SGLang with --disable-cuda-graph"
             raise RuntimeError(msg)
-        streamer = self._streamer
-        assert streamer is not None
-        try:
-            slot = streamer.acquire(index)
-        except OSError as error:
+
+        def refused(error: OSError) -> Exception:
             kind = type(module.module).__name__
             msg = f"{self._file.folder}: the weights of {kind}, module {index}, could not be read: {error}"
-            raise (ClosedError if isinstance(error, ClosedError) else RuntimeError)(msg) from error
-        try:
-            module.bind(slot.tensor(0))
-            yield
-        finally:
-            module.unbind()
-            streamer.release(index)
+            return (ClosedError if isinstance(error, ClosedError) else RuntimeError)(msg)
+
+        def bound(slot: Slot) -> _T:
+            try:
+                module.bind(slot.tensor(0))
+                return work()
+            finally:
+                module.unbind()
+
+        assert self._streamer is not None
+        return self._streamer.run(index, bound, refused)
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            msg = (
+                f"{self._file.folder}: the offloader belongs to process {self._process}, the parent of this fork; "
+                "make another"
+            )
+            raise ClosedError(msg)
 
 
 class LayerStreamer:
@@ -248,16 +269,34 @@ class LayerStreamer:
         self._streamer = _Streamer(paths, list(zip(class_of, reads, strict=True)), kinds, self._memory, None)
         self._streamer.warm_up()
 
-    def acquire(self, unit: int) -> Slot:
-        """Wait until the unit is in memory, and keep it there until it is released."""
-        at = self._streamer.acquire(unit)
-        return Slot(self._memory, [(at + place, nbytes) for place, nbytes in self._places[unit]])
+    def run(self, unit: int, work: Callable[[Slot], _T], refused: Callable[[OSError], Exception] | None = None) -> _T:
+        """Wait until the unit is in memory, and keep it there while a function runs.
 
-    def release(self, unit: int) -> None:
-        """Release the unit's memory once the current stream's work on it is done, and continue to read ahead."""
+        Its memory is reused once the current stream's work on it is done.
+
+        Args:
+            unit: the number of the unit.
+            work: gets the memory. Its result is returned.
+            refused: returns the error to raise where the unit cannot be read. Default: that error.
+        """
+        acquire, release = self._streamer.acquire, self._streamer.release
         stream = None if self._device is None else torch.cuda.current_stream(self._device)
-        if not self._streamer.release(unit, stream):
-            raise InvalidArgumentError(f"unit {unit} was released without being acquired")
+        held: list[int] = []
+        try:
+            try:
+                # `map` runs no bytecode between the call and the append, where Ctrl-C could come. So the list always
+                # holds what was acquired.
+                held.extend(map(acquire, (unit,)))
+            except OSError as error:
+                if refused is None:
+                    raise
+                raise refused(error) from error
+            at = held[0]
+            return work(Slot(self._memory, [(at + place, nbytes) for place, nbytes in self._places[unit]]))
+        finally:
+            # First statement in `finally`, so that Ctrl-C cannot come before it: an unreleased unit would be lost.
+            if held:
+                release(unit, stream)
 
     def close(self) -> None:
         """Stop reading. A second call does nothing."""
@@ -269,7 +308,7 @@ class LayerStreamer:
 
 
 class Slot:
-    """Memory that contains a unit until the unit is released."""
+    """Memory that contains a unit while a function runs."""
 
     def __init__(self, memory: torch.Tensor, places: list[tuple[int, int]]) -> None:
         self._memory, self._places = memory, places
