@@ -73,7 +73,7 @@ for name, writer in writers.items():
     for stage in (0, 1, 3):
         tag, before = f"{name}-{stage}", deepnvme.stats().bytes_written
         first = make(1, writer, stage)
-        assert type(first.checkpoint_engine).__module__ == "deepnvme.deepspeed._checkpoint_writers"
+        assert type(first.checkpoint_engine).__module__ == "deepnvme.integrations._deepspeed_writers"
         train(first)
         first.save_checkpoint(folder, tag=tag, client_state={"words": ["a", 1]})
         if name == "decoupled":
