@@ -197,7 +197,7 @@ def run_forked(forked: ForkedPython, files: Path, program: str, folder: Path, wo
         )
         for rank in range(world_size)
     ]
-    statuses = [forked.wait(process)[0] for process in processes]
+    statuses = [forked.wait(process).status for process in processes]
     outs = [(files / f"stdout-{rank}").read_text() for rank in range(world_size)]
     for rank, status in enumerate(statuses):
         assert status == 0, outs[rank][-1000:] + (files / f"stderr-{rank}").read_text()[-4000:]
