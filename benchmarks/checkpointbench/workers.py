@@ -8,8 +8,6 @@ faults of code are not measured, and then the large one.
 A virtual machine may return free memory to its host. Memory that was free for some seconds is then several times as
 expensive to fill, except just after another process has exited. So another child touches as much memory before each
 load and exits.
-
-The protocol is JSON: one request per line of standard input, one reply per line of standard output.
 """
 
 from __future__ import annotations
@@ -17,8 +15,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import subprocess
-import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -29,9 +25,9 @@ from typing import Any
 import torch
 
 from checkpointbench.tools import all_tools
+from common.child import Child, attempt, serve
 from common.measure import Sample, timed
 from common.memory import PAGE_BYTES, touch
-from common.not_offered import NotOffered
 
 
 def sums(state: dict[str, torch.Tensor]) -> dict[str, int]:
@@ -61,12 +57,11 @@ class Workers:
     """A handle of the process whose children load."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "checkpointbench.workers"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._child = Child("checkpointbench.workers")
 
     def touch_memory(self, size: int) -> None:
         """Have a child touch so much memory, and end."""
-        self._ask(Job("", "", "", size))
+        self._child.ask(asdict(Job("", "", "", size)))
 
     def load(self, job: Job) -> Sample:
         """Have a tool load a file in a process of its own.
@@ -75,24 +70,12 @@ class Workers:
             NotOffered: the tool cannot.
             RuntimeError: it failed, or it loaded other bytes than were saved.
         """
-        answer = self._ask(job)
-        if "not_offered" in answer:
-            raise NotOffered(answer["not_offered"])
-        if "failed" in answer:
-            raise RuntimeError(answer["failed"])
+        answer = self._child.ask(asdict(job))
         return Sample(answer["wall_s"], answer["cpu_s"], job.size)
-
-    def _ask(self, job: Job) -> dict[str, Any]:
-        print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        answer: dict[str, Any] = json.loads(line or '{"failed": "the workers has ended"}')
-        return answer
 
     def close(self) -> None:
         """End it."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._child.close()
 
 
 def _touch_memory(size: int) -> dict[str, Any]:
@@ -104,7 +87,7 @@ def _touch_memory(size: int) -> dict[str, Any]:
     return {}
 
 
-def _child(job: Job) -> dict[str, Any]:
+def _load(job: Job) -> dict[str, Any]:
     os.environ.update(job.environment)
     (one,) = [one for one in all_tools() if one.name == job.name]
     # The code that touches is on the disk as well.
@@ -122,37 +105,32 @@ def _child(job: Job) -> dict[str, Any]:
     return {"wall_s": sample.wall_s, "cpu_s": sample.cpu_s}
 
 
-def _in_a_child(work: Callable[[], dict[str, Any]]) -> str:
-    """Do the work in a forked child. Returns its answer, or how it ended, as JSON."""
+def _in_a_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Do the work in a forked child. Returns its answer, or how it ended."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            answer = work()
-        except NotOffered as reason:
-            answer = {"not_offered": str(reason)}
-        except BaseException as error:  # noqa: BLE001 - whatever a baseline throws is an answer
-            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-        os.write(writing, json.dumps(answer).encode())
-        os._exit(0)
+            os.write(writing, json.dumps(attempt(work, prints=False)).encode())
+        finally:
+            os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         text = pipe.read()
     _, status = os.waitpid(child, 0)
-    return text or json.dumps({"failed": f"the child ended with status {status}"})
+    answer: dict[str, Any] = json.loads(text) if text else {"failed": f"the child ended with status {status}"}
+    return answer
+
+
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
+    job = Job(**request)
+    answer = _in_a_fork(partial(_touch_memory, job.size))
+    return _in_a_fork(partial(_load, job)) if job.name else answer
 
 
 def main() -> None:
     """Serve requests until there are none."""
-    # Output that a library prints must not mix with the replies.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    for line in sys.stdin:
-        job = Job(**json.loads(line))
-        answer = _in_a_child(partial(_touch_memory, job.size))
-        if job.name:
-            answer = _in_a_child(partial(_child, job))
-        print(answer, file=answers, flush=True)
+    serve(lambda: _answer)
 
 
 if __name__ == "__main__":

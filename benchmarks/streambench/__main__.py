@@ -18,7 +18,7 @@ from common.round_order import order
 from streambench import summary
 from streambench.summary import Row
 from streambench.tools import Tool, Workload, all_tools
-from streambench.workers import Answer, Child, Job
+from streambench.workers import Answer, Job, ToolProcess
 
 # Batch and tokens of each prompt.
 _ROWS = {"b1-p8": (1, 8), "b16-p8": (16, 8), "b1-p512": (1, 512), "b16-p512": (16, 512)}
@@ -36,7 +36,7 @@ class Contest:
     workload: Workload
     rounds: int
     disk: DiskIdleProbe
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, ToolProcess] = field(default_factory=dict)
 
     def measure(self, row: Row) -> None:
         """Run all rounds of one row: one that is not counted, then as many as were asked for."""
@@ -63,7 +63,7 @@ class Contest:
 
     def _ask(self, one: Tool, job: Job, expected: list[int]) -> Answer:
         if one.name not in self.children:
-            self.children[one.name] = Child(one.name, self.workload)
+            self.children[one.name] = ToolProcess(one.name, self.workload)
         child = self.children[one.name]
         try:
             child.open()

@@ -2,15 +2,10 @@
 
 Opening is not measured: ZeRO-Inference writes all parameters to its own files. While one tool generates, the others
 wait on their standard input.
-
-The protocol is JSON: one request per line of standard input, one reply per line of standard output.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +13,7 @@ from typing import Any
 
 import torch
 
-from common.not_offered import NotOffered
+from common.child import Child, serve
 from streambench.tools import Tool, Workload, all_tools
 from streambench.turn import Turn, resident_bytes, take
 
@@ -50,7 +45,7 @@ class Answer:
     settings: dict[str, Any]
 
 
-class Child:
+class ToolProcess:
     """A handle of a tool's process.
 
     Args:
@@ -60,18 +55,10 @@ class Child:
 
     def __init__(self, name: str, workload: Workload) -> None:
         self._is_open = False
-        command = [sys.executable, "-m", "streambench.workers", name]
-        command += [
-            str(workload.model),
-            str(workload.memory),
-            str(workload.scratch),
-            str(workload.dtype).split(".")[1],
-        ]
-        self._log = workload.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
-        with self._log.open("w") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
+        dtype = str(workload.dtype).split(".")[1]
+        arguments = (str(workload.model), str(workload.memory), str(workload.scratch), dtype)
+        log = workload.scratch / f"{name.replace(' ', '-').replace(',', '')}.log"
+        self._child = Child("streambench.workers", name, *arguments, log=log)
 
     def open(self) -> None:
         """Have it open its model, unless that is open.
@@ -91,30 +78,12 @@ class Child:
             NotOffered: the tool cannot, and why.
             RuntimeError: it failed.
         """
-        try:
-            print(json.dumps(asdict(job)), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline() if self._process.stdout else ""
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            # The log goes with the scratch folder.
-            raise RuntimeError(f"its process has ended: {self._log.read_text(errors='replace')[-500:]}")
-        answer = json.loads(line)
-        if "not_offered" in answer:
-            raise NotOffered(answer["not_offered"])
-        if "failed" in answer:
-            raise RuntimeError(answer["failed"])
+        answer = self._child.ask(asdict(job))
         return Answer(Turn(**answer["turn"]), answer["generated"], answer["roofline"], answer["settings"])
 
     def close(self) -> None:
         """End it."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.close()
 
 
 class _Serving:
@@ -126,8 +95,9 @@ class _Serving:
         self._model: Any = None
         self._start_bytes = 0
 
-    def answer(self, job: Job) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Open the model unless it is open, and generate."""
+        job = Job(**request)
         one: Tool = self._one
         if self._model is None:
             # Libraries do not count as memory of the model.
@@ -155,21 +125,9 @@ def _files(workload: Workload) -> list[Path]:
 
 def main() -> None:
     """Serve requests until there are none."""
-    # Output that a library prints must not mix with the replies.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
     name, model, memory, scratch, dtype = sys.argv[1:]
-    serving = _Serving(name, Workload(Path(model), int(memory), Path(scratch), getattr(torch, dtype)))
-    for line in sys.stdin:
-        try:
-            answer = serving.answer(Job(**json.loads(line)))
-        except NotOffered as reason:
-            answer = {"not_offered": str(reason)}
-        except Exception as error:  # noqa: BLE001 - whatever a baseline throws is an answer
-            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-        print(json.dumps(answer), file=answers, flush=True)
-    # Threads and hooks of baselines have been seen to hang at the end of a process that has nothing to lose.
-    os._exit(0)
+    workload = Workload(Path(model), int(memory), Path(scratch), getattr(torch, dtype))
+    serve(lambda: _Serving(name, workload).answer)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from swapbench.fio_mixed import Mixed
 from trainbench.offloaded import Size
 from trainbench.protocol import Reply
 from trainbench.steppers import Setting, Stepper
-from trainbench.workers import Child
+from trainbench.workers import Trainer
 
 OURS, IN_MEMORY, FIO = "deepnvme", "in memory", "fio"
 # Claims to be bit for bit torch's optimizer in its default form.
@@ -66,7 +66,7 @@ class Bench:
     contestants: dict[str, type[Stepper]]
     is_quick: bool
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
-    children: dict[str, Child] = field(default_factory=dict)
+    children: dict[str, Trainer] = field(default_factory=dict)
     """The processes. Only the one whose turn it is has tensors."""
 
     @property
@@ -143,7 +143,7 @@ class Bench:
         folder = self.scratch / "tool"
         folder.mkdir()
         if name not in self.children:
-            self.children[name] = Child("steps", name, self._log(name))
+            self.children[name] = Trainer("steps", name, self._log(name))
         child = self.children[name]
         try:
             child.open(asdict(replace(setting, folder=str(folder))))
@@ -180,14 +180,14 @@ class Bench:
         """
         memory = size.parameter_bytes // 4
         row = Row(key, {**asdict(size), "batch": batch, "memory": memory, "in_backward": in_backward})
-        children: dict[str, Child] = {}
+        children: dict[str, Trainer] = {}
         ready: dict[str, Reply] = {}
         folder = self.scratch / "tool"
         folder.mkdir()
         try:
             for name, bound in ((OURS, memory), (IN_MEMORY, 0)):
                 asked = {**row.setting, "memory": bound, "folder": str(folder)}
-                children[name] = Child("offloaded", name, self._log(name))
+                children[name] = Trainer("offloaded", name, self._log(name))
                 ready[name] = children[name].open(asked)
             _same(ready)
             self._offload_rounds(row, children)
@@ -197,7 +197,7 @@ class Bench:
             shutil.rmtree(folder)
         return row
 
-    def _offload_rounds(self, row: Row, children: dict[str, Child]) -> None:
+    def _offload_rounds(self, row: Row, children: dict[str, Trainer]) -> None:
         # The first does not count: it tells how many bytes are moved.
         for index in range(self.rounds + 1):
             row.loads.append(os.getloadavg()[0])

@@ -1,21 +1,19 @@
 """``python -m trainbench.workers KIND NAME``: run one tool in its own process.
 
-The protocol is JSON: one request per line of standard input, one reply per line of standard output. A request
-prepares a setting, makes steps (only these are measured), or releases all tensors.
+A request prepares a setting, makes steps (only these are measured), or releases all tensors.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common.not_offered import NotOffered
+from common.child import Child, serve
 from trainbench.protocol import TOOK, Reply, Served, took
 
 # Steps that create the state, its files and its access order.
@@ -24,7 +22,7 @@ _FIRST_STEPS = 2
 _IDLE_BYTES_MAX = 1_300_000_000
 
 
-class Child:
+class Trainer:
     """A handle of a process that trains.
 
     Args:
@@ -34,12 +32,7 @@ class Child:
     """
 
     def __init__(self, kind: str, name: str, log: Path) -> None:
-        command = [sys.executable, "-m", "trainbench.workers", kind, name]
-        with log.open("w") as errors:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        self._log = log
+        self._child = Child("trainbench.workers", kind, name, log=log)
 
     def open(self, setting: dict[str, Any]) -> Reply:
         """Have it prepare a setting. Returns its reply.
@@ -66,24 +59,12 @@ class Child:
             return False
 
     def _ask(self, request: dict[str, Any]) -> Reply:
-        try:
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            line = self._process.stdout.readline() if self._process.stdout else ""
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            raise RuntimeError(f"its process has ended: {self._log.read_text()[-500:]}")
-        answer: Reply = json.loads(line)
-        if "not_offered" in answer:
-            raise NotOffered(answer["not_offered"])
-        if "failed" in answer:
-            raise RuntimeError(answer["failed"])
+        answer: Reply = self._child.ask(request)
         return answer
 
     def close(self) -> None:
         """End the process. Its files go with it, or with its folder."""
-        self._process.kill()
-        self._process.wait()
+        self._child.kill()
 
 
 class _Steps:
@@ -148,7 +129,7 @@ def _resident_bytes() -> int:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _serve(kind: str, name: str) -> Served:
+def _served(kind: str, name: str) -> Served:
     if kind == "steps":
         return _Steps(name)
     from trainbench.offloaded import Trained  # noqa: PLC0415
@@ -165,21 +146,7 @@ def _answer(served: Served, request: dict[str, Any]) -> Reply:
 
 def main() -> None:
     """Serve requests until there are none."""
-    # Output that a library prints must not mix with the replies.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    served = _serve(sys.argv[1], sys.argv[2])
-    for line in sys.stdin:
-        try:
-            answer = _answer(served, json.loads(line))
-        except NotOffered as reason:
-            answer = {"not_offered": str(reason)}
-        except Exception as error:  # noqa: BLE001 - whatever a baseline throws is an answer
-            sys.excepthook(type(error), error, error.__traceback__)
-            answer = {"failed": f"{type(error).__name__}: {str(error)[:300]}"}
-        print(json.dumps(answer), file=answers, flush=True)
-    # Threads of baselines have been seen to hang at the end of a process that has nothing to lose.
-    os._exit(0)
+    serve(lambda: partial(_answer, _served(sys.argv[1], sys.argv[2])))
 
 
 if __name__ == "__main__":

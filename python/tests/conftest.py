@@ -218,17 +218,12 @@ def python(tmp_path: Path) -> Callable[..., "subprocess.CompletedProcess[str]"]:
     return run
 
 
-@pytest.fixture(scope="session")
-def forked() -> Iterator["ForkedPython"]:
+@pytest.fixture
+def forked() -> "ForkedPython":
     """Run scripts in forks of a process that has imported torch and transformers."""
-    from forked_python import ForkedPython
+    from forked_python import with_torch
 
-    # Optimizers of torch import `torch._dynamo` at their first step, which takes longer than torch itself.
-    made = ForkedPython(
-        "pytest", "torch.distributed.checkpoint.state_dict", "torch._dynamo", "transformers.models.llama.modeling_llama"
-    )
-    yield made
-    made.close()
+    return with_torch()
 
 
 @pytest.fixture
@@ -255,7 +250,7 @@ def python_fork(
             stderr=stderr,
             seconds=CHILD_S,
         )
-        ended, _ = forked.wait(process)
+        ended = forked.wait(process).status
         said, errors = stdout.read_text(), stderr.read_text()
         # A summary of failures shows the first line of the message.
         assert ended == status, f"status {ended}: {(errors.splitlines() or [''])[-1]}\n{said}\n{errors}"

@@ -64,3 +64,39 @@ def test_garbage_collection_is_as_before(common: Callable[[str], Any]) -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+ANSWERS = """
+import os
+from common.child import serve
+from common.not_offered import NotOffered
+
+def answer(request):
+    print("of a library", flush=True)
+    if request["is"] == "not offered":
+        raise NotOffered("no such call")
+    if request["is"] == "end":
+        os._exit(1)
+    return {"twice": 2 * request["is"]}
+
+serve(lambda: answer)
+"""
+
+
+def test_a_child_answers_or_says_why_not(
+    common: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    monkeypatch.setenv("PYTHONPATH", f"{BENCHMARKS}:{tmp_path}", prepend=":")
+    child = common("child").Child("answers", log=tmp_path / "log")
+    assert child.ask({"is": 2}) == {"twice": 4}
+    with pytest.raises(common("not_offered").NotOffered, match="no such call"):
+        child.ask({"is": "not offered"})
+    with pytest.raises(RuntimeError, match="TypeError"):
+        child.ask({"is": None})
+    assert child.ask({"is": "x"}) == {"twice": "xx"}
+    with pytest.raises(RuntimeError, match=r"(?s)its process has ended: of a library.*of a library"):
+        child.ask({"is": "end"})
+    with pytest.raises(RuntimeError, match="its process has ended"):
+        child.ask({"is": 2})
+    child.close()

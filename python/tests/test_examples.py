@@ -38,7 +38,7 @@ def test_runs(name: str, tmp_path: Path, forked: ForkedPython) -> None:
     process = forked.start(
         FOLDER / name, folder=current, environment=environment, stdout=stdout, stderr=stderr, seconds=LIMIT_S
     )
-    status, seconds = forked.wait(process)
+    status, seconds, _ = forked.wait(process)
     assert status == 0, stderr.read_text()[-3000:]
     printed = stdout.read_text()
     assert len(printed.splitlines()) >= 4, printed

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import os
+import functools
 import resource
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import deepnvme
+from forked_child import status_of_child
 
+HERE = Path(__file__).parent
 KIB = 1024
 # A stack, and what the C library puts around it: a thread fits, and nothing else does.
 STEPS = [around + more for around in range(2048, 20000, 2200) for more in range(0, 600, 60)]
@@ -34,16 +35,7 @@ def attempt(path: Path, backend: str, room: int) -> int:
 def check(path: Path, backend: str) -> None:
     outcomes = set()
     for step in STEPS:
-        child = os.fork()
-        if child == 0:
-            status = 3
-            try:
-                status = attempt(path, backend, step * KIB)
-            except BaseException:
-                traceback.print_exc()
-            os._exit(status)
-        _, status = os.waitpid(child, 0)
-        outcomes.add(os.waitstatus_to_exitcode(status))
+        outcomes.add(status_of_child(functools.partial(attempt, path, backend, step * KIB)))
         assert outcomes <= {0, 1}, step
     assert 1 in outcomes
 
@@ -53,7 +45,7 @@ def test_no_thread_is_an_error(tmp_path: Path, python: Callable[..., object], ba
     # In a small process: a fork of this one takes a tenth of a second.
     python(f"""
         import pathlib, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = {[str(HERE), str(HERE / "shared")]!r}
         import test_few_addresses as base
         base.check(pathlib.Path({str(tmp_path)!r}) / "file", {backend!r})
     """)

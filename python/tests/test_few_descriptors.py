@@ -6,7 +6,6 @@ import gc
 import os
 import resource
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -14,12 +13,14 @@ from typing import Any, Literal
 import pytest
 
 import deepnvme
+from forked_child import status_of_child
 
 torch = pytest.importorskip("torch")
 
 ENGINES: dict[str, deepnvme.Engine] = {}
 OLD, NEW = {"a": torch.zeros(500)}, {"a": torch.ones(500)}
 LEFT_MAX = 16
+HERE = Path(__file__).parent
 
 
 def stripes(folder: Path) -> deepnvme.StripeSet:
@@ -116,22 +117,18 @@ def check(parent: Path, kind: str, direct: Literal["preferred", "disabled"]) -> 
     for left in range(LEFT_MAX):
         folder = parent / str(left)
         folder.mkdir()
-        child = os.fork()
-        if child == 0:
-            status = 3
-            try:
-                torch.set_num_threads(1)
-                # Garbage of earlier tests may hold descriptors, which would come free in the middle.
-                gc.disable()
-                # Start the engine first, so that its own descriptors do not count.
-                ENGINES["now"] = deepnvme.Engine(workers=1, direct=direct)
-                wait_for_probe()
-                status = int(attempt(folder, kind, left))
-            except BaseException:
-                traceback.print_exc()
-            os._exit(status)
-        _, status = os.waitpid(child, 0)
-        assert os.waitstatus_to_exitcode(status) in (0, 1), left
+
+        def work(folder: Path = folder, left: int = left) -> int:
+            torch.set_num_threads(1)
+            # Garbage of earlier tests may hold descriptors, which would come free in the middle.
+            gc.disable()
+            # Start the engine first, so that its own descriptors do not count.
+            ENGINES["now"] = deepnvme.Engine(workers=1, direct=direct)
+            wait_for_probe()
+            return int(attempt(folder, kind, left))
+
+        status = status_of_child(work)
+        assert status in (0, 1), left
         refused.append(status != 0)
     assert refused[0], "without a descriptor nothing is saved"
     assert not refused[-1], f"{LEFT_MAX - 1} descriptors suffice"
@@ -146,7 +143,7 @@ def test_old_or_new_with_any_number_of_descriptors(
     # In a process that is smaller than this one: a fork of this one takes a tenth of a second.
     program = f"""
         import pathlib, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:0] = {[str(HERE), str(HERE / "shared")]!r}
         import test_few_descriptors as base
         base.check(pathlib.Path(sys.argv[1]), *sys.argv[2:])
     """

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ import pytest
 
 import deepnvme
 from deepnvme._utils.locks import make_lock
+from forked_child import status_of_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,22 +21,6 @@ OTHERS = {
     "_utils/locks.py": "makes the others; a child that waits for an event looks at the process first",
     "_checkpoint/distributed/process_group.py": "a local variable of the call that waits",
 }
-
-
-def status_of_child(work: Callable[[], Any]) -> int:
-    """Run work in a forked child, which SIGALRM ends if it hangs. Return its exit status."""
-    child = os.fork()
-    if child == 0:
-        signal.alarm(20)
-        try:
-            work()
-        finally:
-            os._exit(1)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def leave_if(condition: object) -> None:
-    os._exit(0 if condition else 2)
 
 
 def held_in_a_thread(lock: Any) -> Callable[[], None]:
@@ -62,9 +45,13 @@ def held_in_a_thread(lock: Any) -> Callable[[], None]:
 
 def test_a_lock_of_another_thread_is_free_in_the_child_and_held_in_the_parent() -> None:
     lock = make_lock()
+
+    def work() -> None:
+        assert lock.acquire(timeout=10)
+
     end = held_in_a_thread(lock)
     try:
-        assert status_of_child(lambda: leave_if(lock.acquire(timeout=10))) == 0
+        assert status_of_child(work) == 0
         assert not lock.acquire(blocking=False)
     finally:
         end()
@@ -79,7 +66,7 @@ def test_a_lock_of_the_thread_that_forks_stays_held() -> None:
         other.start()
         other.join()
         lock.release()
-        leave_if(taken == [False])
+        assert taken == [False]
 
     with lock:
         assert status_of_child(work) == 0
@@ -113,10 +100,8 @@ def test_a_lazy_tensor_that_a_thread_was_reading_at_the_fork(tmp_path: Path) -> 
     vars(tensor)["_read"] = read
 
     def work() -> None:
-        try:
+        with pytest.raises(deepnvme.errors.ClosedError):
             tensor.materialize()
-        except deepnvme.errors.ClosedError:
-            os._exit(0)
 
     try:
         assert status_of_child(work) == 0

@@ -28,6 +28,16 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+LAST = """
+import atexit
+class Last:
+    def __del__(self):
+        print("gone")
+last = Last()
+atexit.register(lambda: print("exit"))
+"""
+
+
 @pytest.fixture
 def forked() -> Iterator[ForkedPython]:
     made = ForkedPython("json", "tempfile", "absent.module")
@@ -50,7 +60,7 @@ def test_each_script_has_a_process_of_its_own(tmp_path: Path, forked: ForkedPyth
     ]  # fmt: skip
     assert len({os.getpid(), *started}) == 3
     for status, (process, folder) in enumerate(zip(started, folders, strict=True)):
-        assert forked.wait(process)[0] == status
+        assert forked.wait(process).status == status
         place = str(folder)
         names = ["Own", "atexit", "json", "os", "pickle", "sys", "tempfile"]
         said = ["__main__", [str(status), "x y"], place, {"TMPDIR": place}, place, names]
@@ -67,7 +77,37 @@ def test_an_error_and_a_script_that_hangs(tmp_path: Path, forked: ForkedPython) 
         process = forked.start(
             script, folder=tmp_path, environment=dict(os.environ), stdout=output, stderr=output, seconds=2
         )
-        status, cpu_s = forked.wait(process)
+        status, cpu_s, _ = forked.wait(process)
         assert status == wanted
         assert cpu_s < 60
     assert "ValueError: this" in output.read_text()
+
+
+def test_code_that_writes_into_a_pipe(tmp_path: Path, forked: ForkedPython) -> None:
+    reading, writing = os.pipe()
+    process = forked.start(
+        "import sys, time; print(sys.argv, flush=True); time.sleep(100)", "x",
+        folder=tmp_path, environment=dict(os.environ), stdout=writing, stderr=tmp_path / "stderr", seconds=60,
+    )  # fmt: skip
+    os.close(writing)
+    with os.fdopen(reading) as stdout:
+        assert stdout.readline() == "['-c', 'x']\n"
+        assert forked.is_running(process)
+        os.kill(process, signal.SIGKILL)
+        assert stdout.read() == ""
+    while forked.is_running(process):
+        pass
+    assert forked.wait(process).status == -signal.SIGKILL
+
+
+def test_a_script_that_ends_fully(tmp_path: Path, forked: ForkedPython) -> None:
+    output = tmp_path / "output"
+    # Modules are taken apart after the handlers have run.
+    for ends_fully, said in ((True, "exit\ngone\n"), (False, "exit\n")):
+        output.unlink(missing_ok=True)
+        process = forked.start(
+            LAST, folder=tmp_path, environment=dict(os.environ), stdout=output, stderr=output, seconds=60,
+            ends_fully=ends_fully,
+        )  # fmt: skip
+        assert forked.wait(process).status == 0
+        assert output.read_text() == said

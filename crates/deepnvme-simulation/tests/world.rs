@@ -7,9 +7,10 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use deepnvme_simulation::world::folder::Folder;
-use deepnvme_simulation::world::journal::{Journal, SECTOR_BYTES};
+use deepnvme_simulation::world::journal::Journal;
 use deepnvme_simulation::world::tree::{Losses, NameLosses, Node, Tree};
 use deepnvme_testkit::rng::Rng;
+use deepnvme_testkit::sectors::SECTOR_BYTES;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]

@@ -8,6 +8,7 @@
 //! - [`guard`]: a process with limits for thousands of malicious inputs.
 //! - [`mod@fuzz_targets`], [`text_mutations`]: the bodies of fuzz targets over mutated seeds, and mutations of texts.
 //! - [`scheduled_backend`]: a backend with a seeded schedule, over a disk whose power can be cut.
+//! - [`sectors`]: writes that a power cut tears.
 //! - [`rng`], [`watchdog`]: a random generator, and time limits.
 //! - [`share`]: fewer cases where each takes much longer.
 //! - [`skips`]: reports of tests that cannot run here.
@@ -25,6 +26,7 @@ pub mod guard;
 pub mod model;
 pub mod rng;
 pub mod scheduled_backend;
+pub mod sectors;
 pub mod share;
 pub mod skips;
 pub mod text_mutations;

@@ -1,4 +1,4 @@
-"""Pool engines for handles: created at the first transfer, used by one handle at a time, reused by the next.
+"""Pool I/O engines for handles: created at the first transfer, used by one handle at a time, reused by the next.
 
 Programs create handles often, but an engine owns threads, a kernel queue and bounce memory. So a handle costs nothing
 until its first transfer. Then it takes an engine with its settings for exclusive use, so that handles never queue

@@ -136,8 +136,8 @@ def _change_checkpoint_engines(module: ModuleType, patches: Patches) -> None:
 def _lazy_engine(class_name: str) -> Any:
     def make(*arguments: Any) -> Any:
         # Imports torch and most of DeepSpeed.
-        from . import _checkpoint_writers  # noqa: PLC0415
+        from deepnvme.integrations import _deepspeed_writers  # noqa: PLC0415
 
-        return getattr(_checkpoint_writers, class_name)(*arguments)
+        return getattr(_deepspeed_writers, class_name)(*arguments)
 
     return make

@@ -16,7 +16,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.iterate import iterate_weights
-from deepnvme.integrations._server_methods import split_settings, with_globals
+from deepnvme.integrations._server_methods import with_globals
+from deepnvme.integrations._server_settings import split_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .fork_server import LATE_MAX, LIMIT_S, TIMED_OUT_STATUS, ForkServer
+from .limits import LATE_MAX, LIMIT_S, TIMED_OUT_STATUS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from .fork_server import ForkServer
 
 # The message of a thread that Python ends inside a function of torch. Threads inside our functions do not abort.
 ABORTED_BY_TORCH = "terminate called without an active exception"

@@ -1,4 +1,4 @@
-"""Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `fork_server.SETUP`."""
+"""Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `in_programs`."""
 
 from .results import CLOSED, ENDS, FINISHED, FIRST
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .attempts import Attempts
-from .fork_server import SETUP, ForkServer
+from .fork_server import ForkServer
 
 # The folder is the number of the attempt.
 LATE = "event_times.append(time.monotonic())\nif {}:\n    time.sleep(1.2)\ncheck_time()\nos._exit(0)"
@@ -18,7 +18,7 @@ NUMBER = "int(os.path.basename(os.getcwd()))"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
     """Start a server without torch."""
-    found = ForkServer(tmp_path_factory.mktemp("settings"), "", "")
+    found = ForkServer(tmp_path_factory.mktemp("settings"), has_torch=False)
     yield found
     found.close()
 
@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 def attempts(server: ForkServer, folder: Path, program: str, *, is_exit: bool = False) -> list[str]:
     """Run a program until it is judged. Return the names of the attempts that were in time."""
     judge = Attempts(server, folder, measures_exit=True)
-    return [found.name for found in judge.until_judged(SETUP + program, is_exit=is_exit)]
+    return [found.name for found in judge.until_judged(program, is_exit=is_exit)]
 
 
 @pytest.mark.parametrize(

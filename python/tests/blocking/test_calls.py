@@ -29,7 +29,7 @@ from .attempts import Attempts
 from .checkpoints import CK_ASYNC, CK_CLOSE, CK_SAVE, CK_WAIT, SAVE
 from .commands import CONVERT, PACK
 from .engine import FILE_CLOSE, FILE_WRITE
-from .fork_server import SETUP, TENSORS, TORCH, ForkServer
+from .fork_server import ForkServer
 from .offloading import OFF_SAVE
 from .readers import DCP_SAVE
 from .results import FIRST
@@ -73,9 +73,9 @@ def test_the_document_and_the_tests_have_the_same_tables() -> None:
 def fork_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, ForkServer]]:
     """Start one for the programs that need torch, and one for the others."""
     has_torch = importlib.util.find_spec("torch") is not None
-    imports = {False: ("", ""), True: (TORCH, TENSORS)} if has_torch else {False: ("", "")}
     servers = {
-        needs_torch: ForkServer(tmp_path_factory.mktemp("settings"), *code) for needs_torch, code in imports.items()
+        needs_torch: ForkServer(tmp_path_factory.mktemp("settings"), has_torch=needs_torch)
+        for needs_torch in {False, has_torch}
     }
     yield servers
     for server in servers.values():
@@ -90,7 +90,7 @@ def name_of(part: str) -> str:
 def test_a_call_that_waits_ends_in_time(
     row: str, column: str, program: str, tmp_path: Path, fork_servers: dict[bool, ForkServer]
 ) -> None:
-    setup = SETUP + (engine.SETUP if row in (*engine.ROWS, *handles.ROWS) else "")
+    setup = engine.SETUP if row in (*engine.ROWS, *handles.ROWS) else ""
     needs_torch = row not in engine.ROWS
     if needs_torch not in fork_servers:
         pytest.skip("torch is not installed")

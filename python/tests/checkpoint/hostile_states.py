@@ -17,9 +17,10 @@ from typing import Any
 import torch
 
 import deepnvme
-from deepnvme import errors, optim
+from deepnvme import errors
 from deepnvme._deepnvme import _run_command
 from mutators import Target, as_text, mutate_json, same
+from small_optimizer import small_optimizer, stepped_optimizer
 
 SUMS = "deepnvme.checksums"
 
@@ -50,25 +51,13 @@ def write_mutation(path: Path, header: dict[str, Any], inner: str, data: bytes, 
 
 def optimizer(folder: Path) -> Target:
     """Changed descriptions of a state by ``save_state``: settings, counts, byte ranges, tensors."""
-    torch.manual_seed(5)
-
-    def make() -> Any:
-        params = [torch.nn.Parameter(torch.randn(size)) for size in (9, 300, 1)]
-        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.5}]
-        return params, optim.AdamW(groups, lr=1e-3, swap_dir=folder, memory="64KiB")
-
-    params, mine = make()
-    # The last parameter has no gradient, so it has no state.
-    for param in params[:2]:
-        param.grad = torch.randn_like(param)
-    mine.step()
+    mine, his = stepped_optimizer(folder), small_optimizer(folder)
     state = mine.state_dict()
     path = folder / "state"
     files = []
     for checksums in (True, False):
         mine.save_state(path, checksums=checksums)
         files.append(split(path.read_bytes()))
-    _, his = make()
     turn = [0]
 
     def write(dice: random.Random) -> None:

@@ -1,19 +1,18 @@
-"""Processes that form a group, for tests. They are forked from one that has imported torch, which takes longest."""
+"""Programs that form a group of ranks."""
 
 from __future__ import annotations
 
 import json
-import multiprocessing
+import pickle
 import secrets
 import signal
-import time
-from pathlib import Path
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
-FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(
-    ["deepnvme._checkpoint.checkpointer", "torch.distributed.checkpoint.state_dict", "torch._dynamo"]
-)
+from programs import program
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # The code around a test's own lines. It provides `rank`, `world`, `folder` and `Checkpointer`; `answer` goes back to
 # the test. `state(seed)` has 72 MiB, more than four of the smallest shares, and non-tensor values. No two of its words
@@ -47,7 +46,6 @@ def same(actual, expected):
     else:
         assert actual == expected, (actual, expected)
 
-signal.alarm(120)
 answer = failure = None
 try:
     torch.set_num_threads(1)
@@ -73,21 +71,17 @@ def run(code: str, world: int, folder: Path, **values: Any) -> list[Any]:
     token = secrets.token_hex(4)
     outs = [folder.parent / f"{token}-{rank}.json" for rank in range(world)]
     names = {"code": code, "world": world, "folder": folder, "rendezvous": folder.parent / token, **values}
-    processes = [
-        # A function of a test module would need pytest in the process.
-        FORKS.Process(target=exec, args=(BOOT, {**names, "rank": rank, "out": out}))
-        for rank, out in enumerate(outs)
-    ]
-    for process in processes:
-        process.start()
-    end = time.monotonic() + 100
-    for process in processes:
-        process.join(max(end - time.monotonic(), 0.1))
-    hanging = [process for process in processes if process.is_alive()]
-    for process in hanging:
-        process.kill()
-    assert not hanging, f"{len(hanging)} of {world} processes hang"
+    with ExitStack() as stack:
+        ranks = [
+            stack.enter_context(program(_with_names({**names, "rank": rank, "out": out}, BOOT)))
+            for rank, out in enumerate(outs)
+        ]
+        statuses = [rank.wait() for rank in ranks]
     return [
-        KILLED if process.exitcode == -signal.SIGKILL else json.loads(out.read_text())[1]
-        for process, out in zip(processes, outs, strict=True)
+        KILLED if status == -signal.SIGKILL else json.loads(out.read_text())[1]
+        for status, out in zip(statuses, outs, strict=True)
     ]
+
+
+def _with_names(names: dict[str, Any], code: str) -> str:
+    return f"import pickle\nglobals().update(pickle.loads({pickle.dumps(names)!r}))\n{code}"

@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 
 import deepnvme
 from deepnvme import errors
+from programs import program
 
-from .programs import program
 from .states import assert_same
 
 

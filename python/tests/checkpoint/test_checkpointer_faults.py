@@ -16,8 +16,8 @@ import torch
 import deepnvme
 from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.save_start import SaveStarter
+from programs import program, run
 
-from .programs import program, run
 from .states import assert_same
 
 

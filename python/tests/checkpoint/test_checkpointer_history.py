@@ -16,8 +16,8 @@ import torch
 
 import deepnvme
 from deepnvme import errors
+from programs import program
 
-from .programs import program
 from .runs import save_all, state_of
 from .states import assert_same
 

@@ -11,8 +11,8 @@ import pytest
 
 import deepnvme
 from deepnvme import errors
+from programs import output_of, program, run
 
-from .programs import program, run
 from .runs import save_all, state_of
 from .states import assert_same
 
@@ -164,7 +164,7 @@ def test_a_signal_handler_that_saves_during_a_save(tmp_path: Path, async_: bool)
         folder = tmp_path / str(seed)
         with program(HANDLER, folder, async_, seed) as saver:
             text = saver.stdout.read()
-            assert saver.wait() == 0, text
+            assert saver.wait() == 0
         *said, end = text.split()
         assert end == "end"
         steps = sorted(map(int, said))
@@ -264,8 +264,7 @@ print([entry.step for entry in checkpointer.checkpoints], flush=True)
 
 @pytest.mark.parametrize("kind", ["sync", "async", "slow", "closed"])
 def test_a_forked_child_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    with program(FORKING, tmp_path, kind) as forking:
-        assert forking.stdout.read() == "[1, 3]\n"
+    assert output_of(FORKING, tmp_path, kind) == "[1, 3]\n"
 
 
 READING = """
@@ -294,5 +293,4 @@ print("good", flush=True)
 
 def test_a_forked_child_may_go_on_reading(tmp_path: Path) -> None:
     save_all(tmp_path, 1, 2)
-    with program(READING, tmp_path) as reading:
-        assert reading.stdout.read() == "good\n"
+    assert output_of(READING, tmp_path) == "good\n"

@@ -16,8 +16,7 @@ import torch
 
 import deepnvme
 from peak_memory import PEAK_MEMORY
-
-from .programs import program
+from programs import program
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ import signal
 import warnings
 from argparse import Namespace
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.dcp.writer import _free_name
 from deepnvme._deepnvme import _crc64
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+from programs import program
+from programs import run as run_killed
 
-from .programs import Program
-from .programs import run as run_killed
 from .states import assert_same
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -322,9 +323,9 @@ os._exit(0)
 
 def run(action: str, folder: Path, world: int, tmp_path: Path) -> None:
     rendezvous = tmp_path / f"rendezvous-{action}-{world}"
-    ranks = [Program(RANK, action, folder, rendezvous, rank, world) for rank in range(world)]
-    said = [rank.stdout.read() for rank in ranks]
-    assert [rank.wait() for rank in ranks] == [0] * world, "\n".join(said)
+    with ExitStack() as stack:
+        ranks = [stack.enter_context(program(RANK, action, folder, rendezvous, rank, world)) for rank in range(world)]
+        assert [rank.wait() for rank in ranks] == [0] * world
 
 
 def test_ranks_that_save_alone_leave_the_checkpoint(tmp_path: Path) -> None:

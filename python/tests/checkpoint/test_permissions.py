@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import torch
 
 import deepnvme
 from deepnvme._deepnvme import _run_command
+from forked_child import status_of_child
 
 STATE = {"a": torch.arange(100)}
 USER, OWN_GROUP, TEAM, STRANGERS = 4321, 4322, 5555, 6666
@@ -38,19 +38,15 @@ def as_user(work: Callable[[], object]) -> None:
     """Run it as a user who is a member of the team, in a child."""
     if os.geteuid() != 0:
         pytest.skip("needs root, to become another user")
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setgroups([TEAM])
-            os.setgid(OWN_GROUP)
-            os.setuid(USER)
-            os.umask(0o022)
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
+
+    def run() -> None:
+        os.setgroups([TEAM])
+        os.setgid(OWN_GROUP)
+        os.setuid(USER)
+        os.umask(0o022)
+        work()
+
+    assert status_of_child(run) == 0
 
 
 def access(path: Path) -> tuple[int, int]:

@@ -24,8 +24,7 @@ from deepnvme._deepnvme import _run_command
 from deepnvme._stream import model_files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations.weights import iterate_weights
-
-from .programs import program, run
+from programs import program, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -75,15 +74,15 @@ FOREIGN = [
 
 KILLED = """
 import os, signal, sys, torch, deepnvme
-from deepnvme._checkpoint import shards
-plan, left = deepnvme._checkpoint.save.plan_safetensors, 3
+from deepnvme._checkpoint import save
+plan, left = save.plan_safetensors, 3
 def counted(*arguments):
     global left
     left -= 1
     if left == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     return plan(*arguments)
-deepnvme._checkpoint.save.plan_safetensors = counted
+save.plan_safetensors = counted
 state = {f"layers.{index}.weight": torch.randn(1000) for index in range(10)}
 deepnvme.save(state, sys.argv[1], max_shard_bytes=12_000)
 """

@@ -73,7 +73,7 @@ for name, writer in writers.items():
     for stage in (0, 1, 3):
         tag, before = f"{name}-{stage}", deepnvme.stats().bytes_written
         first = make(1, writer, stage)
-        assert type(first.checkpoint_engine).__module__ == "deepnvme.deepspeed._checkpoint_writers"
+        assert type(first.checkpoint_engine).__module__ == "deepnvme.integrations._deepspeed_writers"
         train(first)
         first.save_checkpoint(folder, tag=tag, client_state={"words": ["a", 1]})
         if name == "decoupled":
@@ -209,7 +209,7 @@ def run_forked(forked: ForkedPython, files: Path, program: str, folder: Path, wo
         )
         for rank in range(world_size)
     ]
-    statuses = [forked.wait(process)[0] for process in processes]
+    statuses = [forked.wait(process).status for process in processes]
     outs = [(files / f"stdout-{rank}").read_text() for rank in range(world_size)]
     for rank, status in enumerate(statuses):
         assert status == 0, outs[rank][-1000:] + (files / f"stderr-{rank}").read_text()[-4000:]

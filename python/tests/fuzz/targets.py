@@ -21,12 +21,13 @@ import torch
 
 import deepnvme
 from attacked_readers import load_distributed, zipped
-from deepnvme import errors, optim
+from deepnvme import errors
 from deepnvme._checkpoint.dcp import index, shard
 from deepnvme._checkpoint.dcp import reader as dcp_reader
 from deepnvme._checkpoint.dcp.values import repickle_safely
 from deepnvme._checkpoint.safe_unpickler import _EnumMember, loadable_globals
 from mutators import same
+from small_optimizer import small_optimizer, stepped_optimizer
 
 from .watch import Watch
 
@@ -167,17 +168,7 @@ def shard_checksums(folder: Path, watch: Watch) -> Body:
 
 def optimizer_state(folder: Path, watch: Watch) -> Body:
     """The header of a file of optimizer state."""
-
-    def make() -> Any:
-        torch.manual_seed(5)
-        params = [torch.nn.Parameter(torch.randn(size)) for size in (9, 300, 1)]
-        groups = [{"params": params[:2]}, {"params": params[2:], "lr": 0.5}]
-        return params, optim.AdamW(groups, lr=1e-3, swap_dir=folder, memory="64KiB")
-
-    params, mine = make()
-    for param in params[:2]:
-        param.grad = torch.ones_like(param)
-    mine.step()
+    mine, his = stepped_optimizer(folder), small_optimizer(folder)
     path = folder / "state"
     mine.save_state(path, checksums=False)
     whole = path.read_bytes()
@@ -185,7 +176,6 @@ def optimizer_state(folder: Path, watch: Watch) -> Body:
     header, content = json.loads(whole[8:end]), whole[end:]
     kinds = mine.state_dict()["state"][0].keys()
     (folder / "description").write_text(header["__metadata__"]["deepnvme.optimizer"])
-    _, his = make()
 
     def body(data: bytes) -> None:
         header["__metadata__"]["deepnvme.optimizer"] = data.decode(errors="replace")

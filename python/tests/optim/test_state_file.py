@@ -21,6 +21,7 @@ from deepnvme import optim
 from deepnvme._swap import Swapper
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, NotFoundError, UnsupportedError
 from deepnvme.optim import _state_file
+from forked_child import status_of_child
 
 from .nets import KINDS, MEMORY, assert_same_parameters, groups, train, twins
 
@@ -249,17 +250,13 @@ def test_a_killed_save_leaves_the_old_file(tmp_path: Path) -> None:
     train(one, mine, range(1, 2))
 
     # The same in a process that is killed when its file is written but has no name yet.
-    child = os.fork()
-    if child == 0:
-        try:
-            one, mine, _, _ = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
-            train(one, mine, range(2))
-            Swapper.export = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
-            mine.save_state(path)
-        finally:
-            os._exit(3)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    def work() -> None:
+        one, mine, _, _ = pair(tmp_path, optim.AdamW, {"lr": 1e-3})
+        train(one, mine, range(2))
+        Swapper.export = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign,assignment]
+        mine.save_state(path)
+
+    assert status_of_child(work) == -signal.SIGKILL
     assert path.read_bytes() == first
     assert len(list(tmp_path.iterdir())) == 2, "a private file is left"
     mine.save_state(path)

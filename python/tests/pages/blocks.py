@@ -233,7 +233,7 @@ def _run_forked(
             )
             for each, output in zip(environments, outputs, strict=True)
         ]
-        statuses = [forked.wait(process)[0] for process in processes]
+        statuses = [forked.wait(process).status for process in processes]
         printed = [output.read_text()[-3000:] for output in outputs]
     assert not any(statuses), "\n".join([str(statuses), *printed])
 

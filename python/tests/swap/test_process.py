@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import signal
 import textwrap
-import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import deepnvme
 from peak_memory import PEAK_MEMORY
+from programs import Program, program
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from forked_python import ForkedPython
 
 PREFIX = ".deepnvme-swap-"
 
@@ -36,39 +34,18 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name.startswith(PREFIX))
 
 
-def test_a_killed_process_leaves_nothing_for_long(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, forked: ForkedPython
-) -> None:
-    files = tmp_path_factory.mktemp("holders")
-    script = files / "script.py"
-    script.write_text(HOLD)
-    holders: list[int] = []
+def test_a_killed_process_leaves_nothing_for_long(tmp_path: Path) -> None:
+    with ExitStack() as stack:
 
-    def start(kind: str) -> int:
-        stdout, stderr = files / f"stdout-{len(holders)}", files / "stderr"
-        holder = forked.start(
-            script,
-            str(tmp_path),
-            kind,
-            folder=tmp_path,
-            environment=dict(os.environ),
-            stdout=stdout,
-            stderr=stderr,
-            seconds=60,
-        )
-        holders.append(holder)
-        end = time.monotonic() + 60
-        while not stdout.exists() or stdout.read_text() != "ready\n":
-            assert time.monotonic() < end, stderr.read_text()
-            time.sleep(0.01)
-        return holder
+        def start(kind: str) -> Program:
+            holder = stack.enter_context(program(HOLD, tmp_path, kind))
+            assert holder.stdout.readline() == "ready\n"
+            return holder
 
-    def kill(holder: int) -> int:
-        holders.remove(holder)
-        os.kill(holder, signal.SIGKILL)
-        return forked.wait(holder)[0]
+        def kill(holder: Program) -> int:
+            holder.kill()
+            return holder.wait()
 
-    try:
         unnamed, named, alive = start("unnamed"), start("named"), start("named")
         assert len(names(tmp_path)) == 2
         for holder in (unnamed, named):
@@ -79,9 +56,6 @@ def test_a_killed_process_leaves_nothing_for_long(
             with (tmp_path / left).open() as file, pytest.raises(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             assert kill(alive) == -signal.SIGKILL, "that of the living process is left alone"
-    finally:
-        for holder in [*holders]:
-            kill(holder)
 
 
 def test_a_named_file_is_private_and_goes_at_the_end(tmp_path: Path, python: Callable[..., Any]) -> None:

@@ -1,5 +1,9 @@
 """Whole training runs with state and parameters on disk, compared with torch in memory.
 
 ``language_model`` is a small language model and its training, ``wide_model`` a larger model, and ``failing_calls``
-makes system calls fail. ``processes`` runs programs in separate processes, which import these three by themselves.
+makes system calls fail. Programs import these three by themselves, and begin with ``IMPORTS`` for that.
 """
+
+from pathlib import Path
+
+IMPORTS = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import deepnvme
+from programs import output_of
 
-from . import wide_model
+from . import IMPORTS, wide_model
 from .conftest import is_bitwise
-from .processes import run
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,11 +26,14 @@ CONSTANT = 32 << 20  # 16 is enough on a quiet one
 # The buffers of a save of parameters, and its file.
 BUFFERS = 32 << 20
 
-BEGIN = """
+BEGIN = (
+    IMPORTS
+    + """
 import gc
 import torch, deepnvme, wide_model
 wide_model.warm_up(".")
 """
+)
 
 STATE = f"""
 {BEGIN}
@@ -120,7 +123,7 @@ def trained(one_thread: None) -> torch.nn.Sequential:
 
 
 def test_state_larger_than_the_memory_of_the_process(trained: torch.nn.Sequential, folder: Path) -> None:
-    assert run(STATE, folder).split() == [wide_model.digest(trained.parameters())]
+    assert output_of(STATE, folder=folder).split() == [wide_model.digest(trained.parameters())]
 
 
 @pytest.mark.parametrize("gradients", ["in memory", "on disk", "used up"])
@@ -128,7 +131,7 @@ def test_each_of_parameters_gradients_and_state_larger(
     trained: torch.nn.Sequential, folder: Path, gradients: str
 ) -> None:
     """The model exceeds the memory limit even without gradients, and is never in memory as a whole."""
-    output = run(large(gradients), folder)
+    output = output_of(large(gradients), folder=folder)
     assert output.split() == [wide_model.digest(layer.parameters()) for layer in trained]
     saved = deepnvme.load(folder / "model.safetensors.index.json")
     for name, tensor in trained.state_dict().items():

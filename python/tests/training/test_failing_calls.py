@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from . import failing_calls
-from .processes import run
+from programs import output_of
+
+from . import IMPORTS, failing_calls
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.skipif(not failing_calls.is_possible(), reason="the calls of this CPU are not known")
 
-BEGIN = """
+BEGIN = (
+    IMPORTS
+    + """
 import errno, gc, os
 import torch, deepnvme, failing_calls, language_model
 
@@ -63,6 +66,7 @@ def assert_all_is_well(before):
     for ours, one in zip(mine.model.parameters(), his.parameters(), strict=True):
         assert torch.equal(ours, one)
 """
+)
 
 STEP = """
 training = made()
@@ -109,9 +113,11 @@ TROUBLE = [
 
 @pytest.mark.parametrize(("calls", "number", "words"), TROUBLE)
 def test_state(folder: Path, calls: str, number: int, words: str) -> None:
-    assert run(BEGIN + STEP.format(calls=calls, number=number, words=words), folder).endswith("ended well\n")
+    program = BEGIN + STEP.format(calls=calls, number=number, words=words)
+    assert output_of(program, folder=folder).endswith("ended well\n")
 
 
 @pytest.mark.parametrize(("calls", "number", "words"), TROUBLE[:2])
 def test_parameters(folder: Path, calls: str, number: int, words: str) -> None:
-    assert run(BEGIN + PARAMETERS.format(calls=calls, number=number, words=words), folder).endswith("ended well\n")
+    program = BEGIN + PARAMETERS.format(calls=calls, number=number, words=words)
+    assert output_of(program, folder=folder).endswith("ended well\n")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import deepnvme
+from programs import program
 
-from . import language_model
-from .processes import child
+from . import IMPORTS, language_model
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STEPS, EVERY, KILLED_IN = 14, 4, 10
 STATE_MEMORY, PARAMETER_MEMORY = 128 << 10, 256 << 10
 
-CHILD = f"""
+CHILD = f"""{IMPORTS}
 import time
 import torch, deepnvme, language_model
 
@@ -39,7 +39,7 @@ def borrow(swapper, key, **options):
     # Count exclusive borrows only: the forward pass borrows blocks as well, but shares them.
     borrows += not options.get("shared", False)
     if stop and borrows == stop:
-        send("in the middle")
+        print("in the middle", flush=True)
         time.sleep(1000)
     return plain(swapper, key, **options)
 deepnvme.Swapper.borrow = borrow
@@ -64,8 +64,8 @@ for step in range({STEPS}):
 @pytest.mark.parametrize("parameters_on_disk", [False, True])
 def test_killed_in_the_middle_of_a_step(folder: Path, parameters_on_disk: bool) -> None:
     saved = folder.with_name("checkpoints")
-    with child(f"parameters_on_disk = {parameters_on_disk}\n{CHILD}", folder) as training_one:
-        assert training_one.receive() == "in the middle"
+    with program(f"parameters_on_disk = {parameters_on_disk}\n{CHILD}", folder=folder) as training_one:
+        assert training_one.stdout.readline() == "in the middle\n"
         training_one.kill()
     assert list(folder.iterdir()) == [], "the swap files went with the process"
 

@@ -5,9 +5,7 @@
 use std::sync::Arc;
 
 use deepnvme_testkit::rng::Rng;
-
-/// A power cut tears a write between sectors, never inside one.
-pub const SECTOR_BYTES: usize = 512;
+use deepnvme_testkit::sectors::write_sectors;
 
 /// Number of a change; later ones have larger numbers.
 pub type ChangeId = u64;
@@ -100,26 +98,13 @@ impl Journal {
 impl ChangeKind {
     /// Copies the kept sectors into the image, which grows as needed.
     fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
-        let (offset, bytes) = match self {
-            Self::Write { offset, bytes } => (*offset, bytes),
+        match self {
+            Self::Write { offset, bytes } => write_sectors(image, *offset, bytes, keep),
             Self::Resize { bytes } => {
                 if keep(0) {
                     image.resize(*bytes, 0);
                 }
-                return;
             }
-        };
-        let end = offset + bytes.len();
-        let mut start = offset;
-        while start < end {
-            let sector_end = ((start / SECTOR_BYTES + 1) * SECTOR_BYTES).min(end);
-            if keep(start / SECTOR_BYTES) {
-                if image.len() < sector_end {
-                    image.resize(sector_end, 0);
-                }
-                image[start..sector_end].copy_from_slice(&bytes[start - offset..sector_end - offset]);
-            }
-            start = sector_end;
         }
     }
 }

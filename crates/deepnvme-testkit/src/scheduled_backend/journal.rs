@@ -7,9 +7,7 @@ use deepnvme_io::op::Op;
 
 use crate::data::first_bytes_of;
 use crate::rng::Rng;
-
-/// A power cut tears writes between sectors, never inside one.
-pub(super) const SECTOR_BYTES: usize = 512;
+use crate::sectors::write_sectors;
 
 /// Identifies a write in the journal.
 pub(super) type WriteId = u64;
@@ -101,18 +99,7 @@ impl Journal {
 
 impl Written {
     /// Writes the kept sectors into the image, which grows if they are past its end.
-    fn apply(&self, image: &mut Vec<u8>, mut keep: impl FnMut(usize) -> bool) {
-        let end = self.offset + self.bytes.len();
-        let mut start = self.offset;
-        while start < end {
-            let sector_end = ((start / SECTOR_BYTES + 1) * SECTOR_BYTES).min(end);
-            if keep(start / SECTOR_BYTES) {
-                if image.len() < sector_end {
-                    image.resize(sector_end, 0);
-                }
-                image[start..sector_end].copy_from_slice(&self.bytes[start - self.offset..sector_end - self.offset]);
-            }
-            start = sector_end;
-        }
+    fn apply(&self, image: &mut Vec<u8>, keep: impl FnMut(usize) -> bool) {
+        write_sectors(image, self.offset, &self.bytes, keep);
     }
 }

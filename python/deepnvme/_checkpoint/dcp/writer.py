@@ -16,7 +16,8 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, CheckpointFolder, ItemLocation, decode, encode
+from deepnvme._checkpoint.dcp.folder import CheckpointFolder
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, decode, encode
 from deepnvme._checkpoint.dcp.values import check_loadable
 from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions, checked_tensors, plan_safetensors

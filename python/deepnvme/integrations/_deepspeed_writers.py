@@ -1,4 +1,4 @@
-"""Checkpoint engines for `"checkpoint": {"writer": {...}}` in DeepSpeed's config.
+"""Checkpoint engines for `"checkpoint": {"writer": {...}}` in DeepSpeed's config, which `deepspeed.install` puts there.
 
 DeepSpeed's own writers move one buffer at a time, need a GPU, and split files into parts that it cannot load. Here each
 file is written whole, under its usual name, with all CPUs and a full queue. Of the config only

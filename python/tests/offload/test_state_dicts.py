@@ -1,4 +1,4 @@
-"""State dicts of offloaded modules: what hooks and ties do to them, and states that cannot be loaded."""
+"""State dicts of offloaded modules: hooks, ties, answers of ``load_state_dict``, and states that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from torch import nn
 
 import deepnvme
 
+from .test_training import MEMORY, Model
 from .test_unusual_modules import WIDTH, linears, tie
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from torch import nn
 
 
 def renamed(_module: nn.Module, state: dict[str, Any], _prefix: str, _metadata: Any) -> None:
@@ -83,6 +83,27 @@ def test_load_hooks_see_the_whole_state(tmp_path: Path) -> None:
     offloading.close()
     for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.equal(parameter, other)
+
+
+class WithState(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.extra = nn.Linear(64, 64)
+        self.register_buffer("counter", torch.zeros(3))
+
+
+def test_load_state_dict_answers_as_torch_does(tmp_path: Path) -> None:
+    plain, model = WithState(), WithState()
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    whole = plain.state_dict()
+    parts = {name: tensor for name, tensor in whole.items() if not name.startswith(("blocks.1", "extra", "head"))}
+    parts = {**parts, "unknown.b": torch.ones(1), "unknown.a": torch.ones(1)}
+    for state in (whole, parts, {name: tensor for name, tensor in whole.items() if name != "counter"}):
+        answer, expected = offloading.load_state_dict(state, strict=False), plain.load_state_dict(state, strict=False)
+        assert answer.missing_keys == expected.missing_keys
+        assert answer.unexpected_keys == expected.unexpected_keys
+        assert type(answer) is type(expected)
+    assert repr(offloading.load_state_dict(whole)) == "<All keys matched successfully>"
 
 
 def test_a_state_that_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:

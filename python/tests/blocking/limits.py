@@ -1,0 +1,10 @@
+"""How long a call may take after an event, and what says that it took longer."""
+
+from __future__ import annotations
+
+# The most seconds between an event and the end of the call, without those in which a thread waited for a CPU.
+LIMIT_S = 1.0
+# A busy disk may exceed the limit now and then. A call that is late has to be in time more often than not.
+LATE_MAX = 2
+# The exit status of a program whose call exceeded the limit.
+TIMED_OUT_STATUS = 75
