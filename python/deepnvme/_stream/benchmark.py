@@ -129,11 +129,11 @@ def measure(streaming: Streaming, step: Callable[[], object], rounds: int = 3) -
     disk, compute, read = [], [], 0
     fetch_all(streaming)
     for _ in range(rounds):
-        before = streaming.counters()["bytes_read"]
+        before = streaming.counters().get("bytes_read", 0)
         began = time.perf_counter()
         fetch_all(streaming)
         disk.append(time.perf_counter() - began)
-        read = int(streaming.counters()["bytes_read"] - before)
+        read = int(streaming.counters().get("bytes_read", 0) - before)
         with without_disk(streaming):
             began = time.perf_counter()
             step()

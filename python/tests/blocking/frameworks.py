@@ -39,7 +39,7 @@ class CheckpointEngine:
 stub("deepspeed.runtime.checkpoint_engine.checkpoint_engine", CheckpointEngine=CheckpointEngine)
 for name in ("runtime.zero.config", "utils.tensor_fragment", "runtime.fp16.loss_scaler"):
     stub(f"deepspeed.{name}")
-from deepnvme.deepspeed._checkpoint_writers import DecoupledCheckpointEngine, WriterCheckpointEngine
+from deepnvme.integrations._deepspeed_writers import DecoupledCheckpointEngine, WriterCheckpointEngine
 config = types.SimpleNamespace(checkpoint_config={"writer": {"type": "FAST", "show_statistics": False}})
 info = types.SimpleNamespace(tag="one", save_latest=True, save_dir=".")
 """

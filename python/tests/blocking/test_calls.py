@@ -109,7 +109,7 @@ def test_a_call_of_an_integration_ends_like_the_call_that_it_makes(
     if True not in fork_servers:
         pytest.skip("torch is not installed")
     attempts = Attempts(fork_servers[True], tmp_path, measures_exit=False)
-    for folder in until_judged(attempts, column, SETUP + wrappers.PROGRAMS[name, column]):
+    for folder in until_judged(attempts, column, wrappers.PROGRAMS[name, column]):
         if column == "exit" and name.startswith("save of") and (folder / "file").exists():
             assert len(deepnvme.load(folder / "file", verify="full")["a"]) == 24 << 20
 

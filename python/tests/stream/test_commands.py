@@ -18,7 +18,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 import deepnvme  # noqa: E402
 from deepnvme import __main__  # noqa: E402
 from deepnvme._stream import throughput  # noqa: E402
-from deepnvme._stream.benchmark import default_memory  # noqa: E402
+from deepnvme._stream.benchmark import default_memory, measure  # noqa: E402
 from deepnvme._stream.commands import TokenProgress  # noqa: E402
 from small_llama import small_llama  # noqa: E402
 
@@ -317,3 +317,10 @@ def test_generate_takes_the_name_of_a_model_in_the_local_cache(
     done = command("generate", "--model", "org/other", "--prompt", PROMPTS[0], "--memory", "8MB")
     assert done.returncode == 1
     assert "hf download org/other" in done.stderr
+
+
+def test_a_model_that_memory_holds_has_nothing_to_read(folder: Path) -> None:
+    model = deepnvme.stream(folder, memory="1GB")
+    question = torch.tensor([[1, 2, 3]])
+    measured = measure(model.streaming, lambda: model(question), rounds=1)
+    assert measured.bytes_read == 0
