@@ -74,7 +74,7 @@ def open(  # noqa: A001
 
     Raises:
         FileNotFoundError, PermissionError, IsADirectoryError: as from Python's own ``open``.
-        ValueError: the mode or durability is unknown.
+        ValueError: the mode or durability is unknown, or the path to write is the manifest of a stripe set.
         TypeError: the path cannot be opened in that mode.
         deepnvme.Error: later, if a write or the close fails; a full disk gives ``errno.ENOSPC``. The old file stays.
 

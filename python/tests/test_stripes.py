@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme import errors
+from deepnvme import errors, optim
 
 RandomBytes = Callable[[int], bytes]
 
@@ -152,6 +152,30 @@ def test_parts_that_were_written_in_place_stay_and_are_named(parts: list[Path]) 
                 with deepnvme.open(named, "wb") as file:
                     file.write(b"new")
         assert warned[0].filename == __file__
+
+
+def test_no_file_takes_the_place_of_the_manifest(tmp_path: Path, parts: list[Path]) -> None:
+    stripes = deepnvme.StripeSet(parts, stripe_bytes=4096)
+    deepnvme.save({"a": torch.arange(5000)}, stripes)
+    plain, manifest = tmp_path / "plain.pt", Path(stripes.manifest_path)
+    deepnvme.save({"b": torch.ones(3)}, plain)
+    parameter = torch.nn.Parameter(torch.ones(100))
+    optimizer = optim.AdamW([parameter], swap_dir=tmp_path / "swap", memory="64MB")
+    parameter.grad = torch.ones(100)
+    optimizer.step()
+    ways: list[Callable[[], object]] = [
+        lambda: deepnvme.open(manifest, "wb"),
+        lambda: deepnvme.save({"c": torch.ones(3)}, manifest),
+        lambda: deepnvme.convert(plain, manifest),
+        lambda: optimizer.save_state(manifest),
+    ]
+    for way in ways:
+        with pytest.raises(errors.InvalidArgumentError, match="pass the StripeSet itself"):
+            way()
+    assert torch.equal(deepnvme.load(manifest)["a"], torch.arange(5000))
+    with deepnvme.open(stripes, "wb") as file:
+        file.write(b"new")
+    assert deepnvme.open(manifest).read() == b"new"
 
 
 def test_invalid_lists_of_paths() -> None:

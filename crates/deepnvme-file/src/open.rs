@@ -155,7 +155,8 @@ fn name_manifest(error: Error, path: &Path) -> Error {
     error.because(detail)
 }
 
-fn is_manifest(path: &Path) -> bool {
+/// Returns whether a path is that of a manifest of a stripe set.
+pub(crate) fn is_manifest(path: &Path) -> bool {
     path.as_os_str().as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes())
         && fs::stat(path).is_ok_and(|stat| stat.kind == FileKind::File)
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use deepnvme_io::mem::{Buffer, Region, RegionMut};
 use deepnvme_io::{Durability, Engine, Error, ErrorKind, Result, TensorFile, Transfer, WriteOptions};
 
-use crate::open::Target;
+use crate::open::{Target, is_manifest};
 use crate::replace::Replacement;
 use crate::{BUFFER_BYTES, BUFFERS};
 
@@ -39,8 +39,15 @@ impl FileWriter {
     /// Creates a writer with a private temporary next to the target.
     ///
     /// # Errors
-    /// If the folder does not permit or cannot store a new file.
+    /// `InvalidInput` for the manifest of a stripe set, without which the set would be lost. Others if the folder does
+    /// not permit or cannot store a new file.
     pub fn create(engine: Arc<Engine>, target: &Target, durability: Durability) -> Result<Self> {
+        if let Target::Path(path) = target
+            && is_manifest(path)
+        {
+            let detail = "this is the manifest of a stripe set; to replace the set, pass the StripeSet itself";
+            return Err(Error::new(ErrorKind::InvalidInput, "open", detail).at_path(path));
+        }
         Self::replacing(engine, Replacement::new(target)?, durability)
     }
 

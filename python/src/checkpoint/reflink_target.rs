@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use deepnvme_checkpoint::Progress;
+use deepnvme_checkpoint::read::refuse_list_name;
 use deepnvme_checkpoint::write::ReflinkTarget;
 use deepnvme_file::Target;
 use deepnvme_format::Dtype;
@@ -45,8 +46,11 @@ impl PyReflinkTarget {
             None => Err(InvalidArgumentError::new_err(format!("{name:?}: torch.{dtype} is not known"))),
         };
         let specs = tensors.into_iter().map(spec).collect::<PyResult<Vec<_>>>()?;
-        let target = py.detach(|| ReflinkTarget::new(engine, &path, specs, metadata, checksums));
-        let target = target.map_err(|error| to_exception(py, &error))?;
+        let make = || {
+            refuse_list_name(&path.path())?;
+            ReflinkTarget::new(engine, &path, specs, metadata, checksums)
+        };
+        let target = py.detach(make).map_err(|error| to_exception(py, &error))?;
         let (data_offset, private_path) = (target.data_offset(), target.private_path());
         Ok(Self { data_offset, private_path, inner: UntilTaken::new(target) })
     }

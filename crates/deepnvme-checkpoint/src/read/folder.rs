@@ -394,10 +394,12 @@ pub(super) fn with_hub_hint(error: IoError) -> IoError {
 
 fn no_model(folder: &Path) -> Error {
     if !fs::is_absent(&folder.join(SHARDS_LIST)) {
-        let text = format!(
-            "this is a sharded checkpoint ({SHARDS_LIST}): load it with dcp.load and DeepnvmeReader, or with \
-             deepnvme.Checkpointer(...).restore(into=...)"
-        );
+        let is_of_checkpointer = folder.parent().is_some_and(|parent| !fs::is_absent(&parent.join(MANIFEST)));
+        let way = match is_of_checkpointer {
+            true => "deepnvme.Checkpointer(...).restore(into=...)",
+            false => "dcp.load and DeepnvmeReader",
+        };
+        let text = format!("this is a sharded checkpoint ({SHARDS_LIST}): load it with {way}");
         return IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into();
     }
     if [PACKED_NAME.to_owned(), format!("{PACKED_NAME}{MANIFEST_SUFFIX}")]
