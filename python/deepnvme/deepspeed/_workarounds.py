@@ -115,6 +115,8 @@ def restore_state(engine: Any, load_path: str) -> None:
     tag_folder = Path(load_path).parent
     path = engine._get_zero_ckpt_name(str(tag_folder.parent), tag_folder.name)  # noqa: SLF001 - only DeepSpeed knows
     saved = _read(engine, path)["optimizer_state_dict"]
+    # Frees the tensors that all ranks keep whole. The epilogue gathers only those that are not there.
+    zero.checkpoint_event_prologue()
     zero.loss_scaler = saved["loss_scaler"]
     zero.dynamic_loss_scale = saved["dynamic_loss_scale"]
     zero.overflow = saved["overflow"]
@@ -126,7 +128,6 @@ def restore_state(engine: Any, load_path: str) -> None:
         else:
             master.data.copy_(saved["fp32_flat_groups"][sub_group].data)
             zero._reassign_or_swap_out_partitioned_parameters(sub_group)  # noqa: SLF001
-    # Rebuilds the tensors that all ranks keep whole.
     zero.checkpoint_event_epilogue()
 
 
