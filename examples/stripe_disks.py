@@ -30,7 +30,7 @@ def main(folders: list[Path]) -> None:
     for path in disks.paths:
         print(f"  {Path(path).stat().st_size / 1e6:.1f} MB in {path}")
 
-    # The manifest next to the first part names all of them. Every path argument accepts it.
+    # The manifest next to the first part names all of them. `read`, `write` and `load` accept it as a path.
     again = torch.empty_like(tensor)
     started = time.perf_counter()
     deepnvme.read(again, disks.manifest_path)

@@ -1,7 +1,8 @@
 """Extend MkDocs for this project: included files, links out of the site, inline pictures.
 
 `mkdocs.yml` lists this file under `hooks`. A page may contain a line `<!-- include: FILE -->`, relative to the root.
-The file is inserted without its title, and its links are rewritten for the page. A link to a file that is not part
+The file is inserted without its title, and its links are rewritten for the page. It also replaces the line just above:
+that one links to the file for readers of the repository, where nothing is inserted. A link to a file that is not part
 of the site becomes its text and the path, so that the site can be read without the repository.
 """
 
@@ -22,7 +23,7 @@ PAGE_OF = {
     "benchmarks/NOTES.md": "explanation/measurements.md",
     "README.md": "index.md",
 }
-INCLUDE = re.compile(r"^<!-- include: (\S+) -->$", re.MULTILINE)
+INCLUDE = re.compile(r"^(?:\S.*\n)?<!-- include: (\S+) -->$", re.MULTILINE)
 FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])+)\]\(([^)#\s]+)(#[^)\s]*)?\)")
 PICTURE = re.compile(r"^!\[([^\]]*)\]\((\S*pictures/\w[\w-]*\.svg)\)$", re.MULTILINE)

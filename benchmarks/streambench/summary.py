@@ -36,7 +36,7 @@ class Row:
         return sorted(there, key=lambda name: median(one.step_s for one in self.turns(name)))
 
     def roofline_s(self) -> list[float]:
-        """Return the slower of disk alone and computing alone, round by round."""
+        """Return the longer time of disk alone and computing alone, round by round."""
         return [max(one["disk_s"], one["compute_s"]) for one in self._rooflines()]
 
     def roofline(self, key: str) -> float | None:

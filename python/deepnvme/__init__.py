@@ -5,9 +5,9 @@ at once. A tensor is a torch tensor, a numpy array, or any object with the buffe
 ``str``, ``bytes``, ``os.PathLike``, an open file descriptor or a :class:`StripeSet`. ``deepnvme.open`` returns a file
 object. Failures raise :class:`Error`; :mod:`deepnvme.errors` lists its subclasses.
 
-``save`` and ``load`` store whole states as torch archives or safetensors files. They replace files atomically, keep
-checksums, and never run code from a file. A :class:`Checkpointer` saves in the background and keeps the last
-checkpoints of a training run. A :class:`Swapper` keeps tensors on disk while they are not in use.
+``save`` and ``load`` store whole states as torch archives or safetensors files. They replace files atomically and keep
+checksums. ``load`` refuses code that you did not allow. A :class:`Checkpointer` saves in the background and keeps the
+last checkpoints of a training run. A :class:`Swapper` keeps tensors on disk while they are not in use.
 
 Example:
     >>> import deepnvme, torch

@@ -46,8 +46,8 @@ def inspect(path: Path, *, depth: int | None = 2) -> CommandResult:
     """List the tensors of a checkpoint: names, dtypes, shapes and sizes. Reads no tensor, and runs no code of a file.
 
     Args:
-        path: a torch archive, a safetensors file, an index of several, or a folder with one of these. Of the folder of
-            a :class:`Checkpointer`, every checkpoint is listed.
+        path: a torch archive, a safetensors file, an index of several, a folder with one of these, or the manifest of a
+            stripe set. Of the folder of a :class:`Checkpointer`, every checkpoint is listed.
         depth: levels of the names that ``print`` shows; ``None`` shows every tensor. The dict always lists all.
 
     Returns:
@@ -72,10 +72,12 @@ def inspect(path: Path, *, depth: int | None = 2) -> CommandResult:
 
 @public
 def verify(*paths: Path, check: bool = True) -> CommandResult:
-    """Compare every byte of checkpoints with their checksums, in little memory. The bytes come from the drive.
+    """Compare every byte of checkpoints with their checksums, in little memory.
+
+    The bytes come from the drive, not from the page cache, if the file system has direct I/O.
 
     Args:
-        paths: files, indexes, lists of parts, model folders, and folders of a :class:`Checkpointer`.
+        paths: files, indexes, manifests of stripe sets, model folders, and folders of a :class:`Checkpointer`.
         check: whether to raise unless everything is sound. With ``False``, look at ``is_sound`` of the result.
 
     Returns:
@@ -117,12 +119,14 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
 
 @public
 def convert(source: Path, target: Path) -> CommandResult:
-    """Convert a checkpoint to the other format, in little memory. The source is verified while it is read.
+    """Convert a checkpoint to the format of the target's name, without loading the model into memory.
 
-    Tensors that share memory stay shared in a torch archive, and are written separately to a safetensors file.
+    The source is verified while it is read. Tensors that share memory stay shared in a torch archive, and are written
+    separately to a safetensors file.
 
     Args:
-        source: a torch archive, a safetensors file, an index of several, or a folder with one of these.
+        source: a torch archive, a safetensors file, an index of several, a folder with one of these, or the manifest of
+            a stripe set.
         target: the new file, replaced if it exists: safetensors with that extension, else a torch archive. It appears
             when it is complete, and has checksums.
 

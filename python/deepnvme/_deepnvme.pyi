@@ -127,9 +127,9 @@ class Engine:
         gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
             works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
             reports the result (``bytes_gds``, ``gds_reason``).
-        pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker; bytes, or text such
-            as ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
-        lock_pool: page-lock this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
+        pool_bytes: upper bound of the engine's bounce buffers, at least one per worker; bytes, or text such as
+            ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
+        lock_pool: pin this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
         register_pool: register this memory with io_uring. Default True.
 
     Raises:
@@ -211,7 +211,7 @@ class Engine:
         """Use of cuFile for CUDA tensors: ``"preferred"``, ``"required"`` or ``"disabled"``."""
     @property
     def pool_bytes(self) -> int:
-        """Upper bound of the engine's own memory, in bytes."""
+        """Upper bound of the engine's bounce buffers, in bytes."""
     @property
     def is_closed(self) -> bool:
         """Whether the engine is closed."""
@@ -326,8 +326,8 @@ class Engine:
     def read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
         """Read many tensors as one request, and wait for them.
 
-        Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
-        their bytes.
+        Adjacent ranges of a file are merged into large transfers. Thousands of small tensors are then about as fast as one
+        tensor of the same size.
 
         Args:
             items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
@@ -452,7 +452,7 @@ class Engine:
             True
         """
     def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
-        """Add a bar to the engine's running traces, such as computation or a wait.
+        """Add a bar, for example for computation or a wait, to the engine's running traces.
 
         Without a trace, this does nothing.
 
@@ -1217,8 +1217,8 @@ def start_write(
 def read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
     """Read many tensors as one request, and wait for them.
 
-    Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
-    their bytes.
+    Adjacent ranges of a file are merged into large transfers. Thousands of small tensors are then about as fast as one
+    tensor of the same size.
 
     Args:
         items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
@@ -1347,7 +1347,7 @@ def trace(path: _Name) -> Trace:
     """
 
 def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:
-    """Add a bar to the engine's running traces, such as computation or a wait.
+    """Add a bar, for example for computation or a wait, to the engine's running traces.
 
     Without a trace, this does nothing.
 

@@ -158,7 +158,9 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class UnsupportedError(Error):
-    """Something is not supported: a feature by this kernel, file system or build, or a file, state or model here.
+    """This kernel, file system, build or device lacks a required feature.
+
+    Or deepnvme does not support the file, state or model.
 
     Example:
         >>> size = deepnvme.write(torch.ones(3), "model.pt")
@@ -303,7 +305,9 @@ class UnsafeFileError(Error, pickle.UnpicklingError):
 
 
 class PeerError(Error):
-    """Another process of a group failed or ended. The message names it, and repeats its error.
+    """Another process of a group failed or ended.
+
+    If that process reported its error, the message names it and repeats the error. A killed process reports nothing.
 
     Example:
         >>> checkpointer = deepnvme.Checkpointer("run")

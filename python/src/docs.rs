@@ -111,8 +111,8 @@ Example:
     (read_batch) => {
         r#"Read many tensors as one request, and wait for them.
 
-Adjacent ranges of a file are merged into large transfers, so thousands of small tensors cost no more than
-their bytes.
+Adjacent ranges of a file are merged into large transfers. Thousands of small tensors are then about as fast as one
+tensor of the same size.
 
 Args:
     items: tuples ``(path, offset, tensor)``, each as for ``read``; offsets are in bytes.
@@ -233,7 +233,7 @@ Example:
     True"#
     };
     (span) => {
-        r#"Add a bar to the engine's running traces, such as computation or a wait.
+        r#"Add a bar, for example for computation or a wait, to the engine's running traces.
 
 Without a trace, this does nothing.
 

@@ -43,9 +43,9 @@ use crate::{detached_requests, error, threads};
 ///     gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
 ///         works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
 ///         reports the result (``bytes_gds``, ``gds_reason``).
-///     pool_bytes: upper bound of the engine's own memory, at least one bounce buffer per worker; bytes, or text such
-///         as ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
-///     lock_pool: page-lock this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
+///     pool_bytes: upper bound of the engine's bounce buffers, at least one per worker; bytes, or text such as
+///         ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
+///     lock_pool: pin this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
 ///     register_pool: register this memory with io_uring. Default True.
 ///
 /// Raises:
@@ -354,7 +354,7 @@ impl PyEngine {
         direct_word(self.config.gds)
     }
 
-    /// Upper bound of the engine's own memory, in bytes.
+    /// Upper bound of the engine's bounce buffers, in bytes.
     #[getter]
     fn pool_bytes(&self) -> u64 {
         self.config.pool_bound_bytes()

@@ -34,7 +34,6 @@ HOOKS = {
     "check_complete",
     "check_open",
     "check_settings",
-    "counts_steps",
     "detach_on_close",
 }
 HOOKS |= {"end_loading", "end_split_step", "kinds", "has_state"}

@@ -39,6 +39,16 @@ def test_the_readme_is_short_and_names_the_commands() -> None:
     assert "`make test`" in text
 
 
+def test_pages_have_the_title_of_their_entry_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text()
+    entries = re.findall(r"- ([^:\n]+): ((?:how-to|tutorials)/\S+\.md)$", text, re.MULTILINE)
+    assert len(entries) > 20
+    for entry, page in entries:
+        title = re.search(r"^# (.*)$", (ROOT / "docs" / page).read_text(), re.MULTILINE)
+        assert title is not None
+        assert title[1].replace("`", "") == entry
+
+
 def test_pictures_are_those_of_the_script() -> None:
     for name, draw in pictures.PICTURES.items():
         assert (pictures.FOLDER / f"{name}.svg").read_text() == draw().svg(), "run scripts/pictures.py"
@@ -54,8 +64,11 @@ def test_links_are_rewritten_for_their_page() -> None:
 
 
 def test_included_files_lose_their_title() -> None:
-    text = docs_hooks.expand("# Design\n\n<!-- include: DESIGN.md -->\n", "explanation/design.md")
+    page = "# Design\n\nPurpose.\n\nThe text is in [DESIGN.md](../../DESIGN.md).\n<!-- include: DESIGN.md -->\n"
+    text = docs_hooks.expand(page, "explanation/design.md")
+    assert text.startswith("# Design\n\nPurpose.\n\n")
     assert "<!-- include" not in text
+    assert "The text is in" not in text
     assert len(re.findall(r"^# ", docs_hooks.FENCE.sub("", text), re.MULTILINE)) == 1
 
 

@@ -82,9 +82,9 @@ counters! {
     bytes_read,
     /// Requested bytes that were written to files.
     bytes_written,
-    /// Bytes read and written past the page cache, directly from or to the caller's memory.
+    /// Bytes that bypassed the page cache, directly from or to the caller's memory.
     bytes_direct,
-    /// Bytes read and written past the page cache, through a bounce buffer.
+    /// Bytes that bypassed the page cache, through a bounce buffer.
     bytes_bounced,
     /// Bytes read and written through the page cache.
     bytes_buffered,

@@ -1,7 +1,7 @@
 //! `deepnvme.toml`: engine settings for every folder, or for some. `deepnvme tune` writes it.
 //!
 //! ```toml
-//! [engine]                     # the default for every folder and both directions
+//! [engine]                     # the default engine, and folders that are not listed below
 //! workers = 2
 //! queue_depth = 8
 //!
@@ -29,7 +29,7 @@ pub const FOLDERS_MAX: usize = 256;
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SettingsFile {
-    /// The default for every folder and both directions.
+    /// For the default engine, and for folders and directions without settings of their own.
     pub engine: Config,
     /// The settings of single folders.
     #[serde(rename = "folder", skip_serializing_if = "Vec::is_empty")]

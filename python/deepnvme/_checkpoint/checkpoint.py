@@ -80,8 +80,9 @@ class Checkpoint:
         torch: the torch version that saved it.
         deepnvme: the deepnvme version that saved it.
         parts: the part files in order, if there are several.
-        written_ns: the latest modification time of its files after the save, in nanoseconds since 1970. A file
-            with a later one is kept when the checkpoint is retired. ``None`` for parts, which have their own.
+        written_ns: the latest modification time of its files after the save, in nanoseconds since 1970. If a file
+            was modified later, it is kept when ``keep`` removes the checkpoint. ``None`` for parts, which have their
+            own.
 
     Example:
         >>> checkpointer = deepnvme.Checkpointer("checkpoints")

@@ -61,7 +61,7 @@ class Checkpointer:
     Threads that save through one Checkpointer take turns. In a single process, a signal handler may save during a save.
 
     With ``async_=True``, ``save`` returns once the tensors are copied to pinned memory. If they don't fit, it
-    waits until the remainder has been written. Inside ``overlap`` nothing is copied: the tensors are read where they
+    waits until the last tensor is copied. Inside ``overlap`` nothing is copied: the tensors are read where they
     are, and the next ``optimizer.step`` waits until they have been read. One save runs at a time; the next one waits
     for it. If a background save fails, the next call raises its error.
 

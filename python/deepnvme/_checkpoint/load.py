@@ -84,7 +84,7 @@ def load(
     """Load a file of ``deepnvme.save``, ``torch.save`` or safetensors.
 
     Only the requested bytes are read, straight from disk into the memory of the tensors. Peak memory is the state
-    itself. No code of the file is ever run: it may contain tensors, containers and the classes that
+    itself. Code that you did not allow is refused: a file may contain tensors, containers and the classes that
     ``torch.serialization.add_safe_globals`` allows, as with ``torch.load(weights_only=True)``.
 
     Args:
@@ -196,7 +196,7 @@ def _check_torch_arguments(weights_only: object, mmap: object) -> None:
     if weights_only is None or weights_only:
         return
     msg = (
-        "deepnvme.load never runs code from a file, so weights_only=False is impossible; leave it out. If the file "
+        "deepnvme.load runs no pickle, so weights_only=False is impossible; leave it out. If the file "
         "asks for a class that you trust, allow it: torch.serialization.add_safe_globals([Class]). To run the pickle "
         "of a file that you trust entirely, use torch.load(path, weights_only=False)"
     )

@@ -148,7 +148,7 @@ class ParameterOffload:
                 parameter.data = parameter.data.clone()
 
     def attach(self, optimizer: torch.optim.Optimizer, *, in_backward: bool = False) -> None:
-        """Make an optimizer step through the parameters group by group, each in memory while it is updated.
+        """Let the optimizer update the parameters one group at a time. Each group is in memory while it is updated.
 
         The optimizer must treat each parameter independently, as all of ``torch.optim`` except ``LBFGS`` do. Its state
         stays where it is.

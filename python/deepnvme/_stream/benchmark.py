@@ -114,7 +114,7 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the slower of the two needs."""
+        """The longer of the two durations."""
         return max(self.disk_s, self.compute_s)
 
 

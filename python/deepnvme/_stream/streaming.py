@@ -190,7 +190,7 @@ class Streaming:
 
     @property
     def is_restored(self) -> bool:
-        """Whether the model is closed, and the calls that ran meanwhile have ended."""
+        """Whether the model is closed, no call runs, and the modules have their previous weights again, if any."""
         return self._calls.is_restored
 
     @property
@@ -349,8 +349,8 @@ def stream(
 
     For a Hugging Face folder this returns a ``PreTrainedModel`` that works as usual: ``generate()``, pipelines,
     ``model(**inputs)``. The safetensors files are used where they are: nothing is converted or copied beforehand.
-    Results are bit-identical to those of the model in memory. Streaming is for inference: ``backward()`` through the
-    weights raises.
+    Results equal those of the model in memory bit for bit, with few exceptions, which the page "Memory
+    models" lists. Streaming is for inference: ``backward()`` through the weights raises.
 
     Args:
         model: a folder with ``config.json`` and weights, a module, or the name of a model of the Hugging Face Hub

@@ -28,7 +28,7 @@ def with_globals(method: Callable[..., Any], host: str, **names: Any) -> Callabl
     if not used & names.keys():
         msg = (
             f"{host} does not read safetensors through {' or '.join(sorted(names))}, which deepnvme replaces; use "
-            "another load format, or install a version that the page 'Serve a model' lists"
+            "another load format, or install a version that the page 'Serve a model with vLLM or SGLang' lists"
         )
         raise RuntimeError(msg)
     copy = types.FunctionType(

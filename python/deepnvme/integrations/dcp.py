@@ -3,7 +3,7 @@
 A checkpoint is a folder. Each rank writes its tensors into one safetensors file, and ``deepnvme.json`` lists which file
 contains which part of which tensor. The coordinator replaces this index atomically once all files are on disk. Until
 then the old checkpoint counts. Afterwards, only files that the old index recorded as its own are removed. Only
-non-tensor values are pickled. ``DeepnvmeReader`` runs no code of the folder, like ``deepnvme.load``.
+non-tensor values are pickled. ``DeepnvmeReader`` refuses code that you did not allow, like ``deepnvme.load``.
 
 Example::
 

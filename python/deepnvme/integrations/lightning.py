@@ -118,7 +118,7 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
     ) -> dict[str, Any]:
         """Read a checkpoint, into host memory unless ``map_location`` says otherwise, like Lightning.
 
-        The file runs no code: its classes must be allowed with ``torch.serialization.add_safe_globals``. With
+        Code that you did not allow is refused: allow classes with ``torch.serialization.add_safe_globals``. With
         ``weights_only=False``, as in ``Trainer.fit(..., weights_only=False)``, the pickle of such a file may run.
         """
         if self._background is not None:

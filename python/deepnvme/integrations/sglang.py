@@ -43,7 +43,7 @@ _CREATE = "sglang.srt.utils.offloader.create_offloader"
 
 
 def register() -> None:
-    """Make SGLang use deepnvme's offloader, if the environment asks for it. SGLang calls this in its processes."""
+    """Make SGLang use deepnvme's offloader if ``DEEPNVME_OFFLOAD_DIR`` is set. SGLang calls this in its processes."""
     if not os.environ.get(DIR):
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415

@@ -36,7 +36,10 @@ _VERIFY = "sglang.srt.configs.load_config.LoadConfig._verify_load_format"
 
 
 def register() -> None:
-    """Register the load format. SGLang calls this in each process, before it parses its arguments."""
+    """Register the load format ``deepnvme`` with SGLang.
+
+    SGLang calls this in each process, before it parses its arguments.
+    """
     from sglang.srt.arg_groups import choices  # noqa: PLC0415
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 

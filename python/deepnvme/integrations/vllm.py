@@ -37,7 +37,7 @@ LOAD_FORMAT = "deepnvme"
 
 
 def register() -> None:
-    """Register the load format. vLLM calls this in each process; a second call does nothing."""
+    """Register the load format ``deepnvme`` with vLLM. vLLM calls this in each process; a second call does nothing."""
     from vllm.model_executor import model_loader  # noqa: PLC0415
 
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})

@@ -8,9 +8,9 @@ exchanged with torch's optimizers at any time, in both directions. fp32 steps ar
 ``foreach=False, fused=False``. :class:`Lion` has no counterpart in torch. With ``fused=True`` steps use exact square
 roots, as torch's fused steps do. That is nearly twice as fast where MKL's square roots differ, as on AMD CPUs.
 
-bf16 and fp16 parameters get fp32 master weights and moments; ``stochastic_rounding=True`` rounds them stochastically.
-With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm`` clips by the
-total norm within the step. Sparse gradients, complex parameters and GPU parameters are refused. So are
+bf16 and fp16 parameters get fp32 master weights and moments. ``stochastic_rounding=True`` rounds the parameters
+stochastically. With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm``
+clips by the total norm within the step. Sparse gradients, complex parameters and GPU parameters are refused. So are
 ``differentiable=True`` and ``capturable=True``, by the first ``step``.
 
 ``swap_dir="/mnt/nvme", memory="4GB"`` keeps the state on disk: moments, and the fp32 master weights of bf16 and fp16

@@ -106,7 +106,7 @@ class SGD(KernelOptimizer, torch.optim.SGD):
         >>> optimizer.step()
     """
 
-    counts_steps = False
+    _counts_steps = False
 
     def _algorithm(self, group: ParamGroup) -> tuple[str, dict[str, float]]:
         _refuse_differentiable(group)

@@ -29,7 +29,7 @@ class OptimizerBase(torch.optim.Optimizer):
 
     _store: StateStore
     # Whether parameters have a step count.
-    counts_steps = True
+    _counts_steps = True
 
     def __init__(
         self,

@@ -205,7 +205,7 @@ class _Loader:
         name, first = self._shards[param]
         saved = self._parameters[name]
         others = set(saved.kinds).difference([MASTER], (kind.name for kind in kinds))
-        if others or (saved.step is None and self._optimizer.counts_steps):
+        if others or (saved.step is None and self._optimizer._counts_steps):  # noqa: SLF001
             which = f"{min(others)} of {name}" if others else f"{name} without a count of its steps"
             msg = f"{self._names(self._files)}: it has {which}, unlike this optimizer; another one saved it"
             raise InvalidArgumentError(f"{msg}: create that one, with the same settings")

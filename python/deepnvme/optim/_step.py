@@ -100,7 +100,7 @@ class SteppingOptimizer(OptimizerBase):
             # The norm of all gradients, even if parameters are updated in several calls.
             clip = 1.0 if self._max_norm is None else self._clip(self._max_norm, gathered or self._gather())
             is_noisy = self._stochastic or self._format is not FP32
-            progress = self._progress = StepProgress(clip, counts_in_group=is_noisy and not self.counts_steps)
+            progress = self._progress = StepProgress(clip, counts_in_group=is_noisy and not self._counts_steps)
         return progress
 
     def begin_split_step(self) -> StepProgress:
@@ -217,7 +217,7 @@ class SteppingOptimizer(OptimizerBase):
         for member in members:
             self._prepare(params[member], group, progress)
         counts = [
-            None if self.counts_steps else self._next_count(params[member], self.state[params[member]])
+            None if self._counts_steps else self._next_count(params[member], self.state[params[member]])
             for member in members
         ]
         # The places of all prepared members are looked up, so that none is left out if an interrupt comes in between.
@@ -342,7 +342,7 @@ class SteppingOptimizer(OptimizerBase):
         if count is None:
             count = self._next_count(param, state)
             progress.updated.note_count(number, count)
-        if self.counts_steps:
+        if self._counts_steps:
             state["step"].fill_(count)
         kinds = self.kinds(param, group)
         self._store.initialise(param, state, kinds)

@@ -14,7 +14,7 @@ An index.json stands for all its files. A folder stands for its model, for all c
 all its checkpoint files.
 Tensors are not read, and no code of the file is run.")]
 pub(crate) struct InspectArguments {
-    /// Torch archive, safetensors file, index of several, or folder of these
+    /// Torch archive, safetensors file, index of several, folder of these, or manifest of a stripe set
     pub(crate) path: PathBuf,
     /// Levels of the names to list
     #[arg(long, default_value_t = 2)]
@@ -36,7 +36,7 @@ Exit status: 0 all files match their checksums, 1 a file is damaged, unverifiabl
 Archives of torch.save are verified by their CRC-32. Safetensors files of other programs have no checksums.
 All bytes come from the drive, even those in the page cache, if the file system has direct I/O.")]
 pub(crate) struct VerifyArguments {
-    /// Torch archives, safetensors files, indexes, and folders of these or of a `Checkpointer`
+    /// Torch archives, safetensors files, indexes, manifests of stripe sets, and folders of these or of a `Checkpointer`
     #[arg(required = true)]
     pub(crate) paths: Vec<PathBuf>,
     /// Print JSON
@@ -54,7 +54,7 @@ The new file appears when it is complete, and has checksums. The source is verif
 memory stay shared in a torch archive and are written separately to a safetensors file. Entries that are not tensors are
 omitted and listed.")]
 pub(crate) struct ConvertArguments {
-    /// Torch archive, safetensors file, index of several, or folder with one of these
+    /// Torch archive, safetensors file, index of several, folder with one of these, or manifest of a stripe set
     pub(crate) source: PathBuf,
     /// File to write, replaced if it exists: safetensors with that extension, else a torch archive
     pub(crate) target: PathBuf,

@@ -48,7 +48,7 @@ pub(crate) enum Command {
     Inspect(InspectArguments),
     /// Verify every byte of a checkpoint by its checksums
     Verify(VerifyArguments),
-    /// Convert a checkpoint to the other format, without loading the model into memory
+    /// Convert a checkpoint to the format of the target's name, without loading the model into memory
     Convert(ConvertArguments),
     /// Save, load, generate and train beside torch and accelerate (needs the Python package)
     Demo(DemoArguments),

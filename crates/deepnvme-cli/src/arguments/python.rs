@@ -88,11 +88,11 @@ Saves, loads, generates and trains beside torch and accelerate, in alternating r
 bit. Needs torch, and names other packages that are missing. pip install 'deepnvme[demo]' installs all of them, in a
 checkout pip install '.[demo]'.")]
 pub(crate) struct DemoArguments {
-    /// Folder on the disk to measure; only a picture stays there
+    /// Folder on the disk to measure; only a chart (deepnvme-demo.svg) stays there
     #[arg(default_value = ".")]
     #[serde(serialize_with = "serialize_path")]
     pub(crate) folder: PathBuf,
-    /// Size of the saved state. The generating model takes half of it, at least 0.88 GB, the trained parameters a quarter
+    /// Size of the saved state. The model for generation has half of this size, at least 0.88 GB. The trained parameters have a quarter
     #[arg(long, default_value = "2GB", value_parser = checked_size)]
     pub(crate) size: String,
     /// Print JSON
@@ -108,8 +108,8 @@ pub(crate) struct DemoArguments {
   deepnvme stream-bench /mnt/nvme --model-size 140GB --memory 16GB --batch 32 --batch 96
   deepnvme stream-bench /mnt/nvme --pack lossless            stream the same weights, compressed to two thirds
 
-Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the slower of
-disk and CPU, each measured alone in the same run.
+Makes a Llama-shaped model with random bf16 weights in the folder, and removes it at the end. The roofline is the longer of
+two durations: the work of the disk, and that of the CPU, each measured alone in the same run.
 
 Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30."
 )]
