@@ -122,7 +122,16 @@ def saving(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
             more=2,
             config=writer,
         ),
+        job(SMALL_GROUPS, folder, small_groups(folder / "saving"), adam=adam, save=str(folder / "small"), more=2),
     ]
+
+
+SMALL_GROUPS = "small sub-groups"
+
+
+def small_groups(folder: Path) -> dict[str, Any]:
+    """Return a config in which small parameters have sub-groups of their own, which stay in memory."""
+    return {**offloaded(folder, optimizer="nvme"), "sub_group_size": 1000}
 
 
 def loading(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
@@ -132,6 +141,7 @@ def loading(folder: Path, adam: dict[str, Any]) -> list[dict[str, Any]]:
     jobs = [
         job("saving", folder, zero, load=str(folder / "checkpoint"), **resumed),
         job("saving, writer", folder, zero, load=str(folder / "checkpoint-writer"), **resumed),
+        job(SMALL_GROUPS, folder, small_groups(folder / "loading"), adam=adam, skip=STEPS, load=str(folder / "small")),
     ]
     return [{**one, "steps": 2} for one in jobs]
 
