@@ -40,32 +40,20 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
 /// Tells autograd that the tensors among these objects were changed in place. A backward pass that needs their old
 /// values then raises, as after torch's in-place operations.
 pub(crate) fn mark_modified(objects: &[Bound<'_, PyAny>]) -> PyResult<()> {
-    static INCREMENT: GilOnce<Option<Py<PyAny>>> = GilOnce::new();
     let Some(py) = objects.first().map(Bound::py) else { return Ok(()) };
     let Some(torch) = imported(py)? else { return Ok(()) };
     let class = torch.tensor.bind(py);
-    let tensors = objects.iter().filter(|object| object.is_instance(class).unwrap_or(false));
-    let tensors = PyList::new(py, tensors.collect::<Vec<_>>())?;
-    if tensors.is_empty() {
-        return Ok(());
-    }
-    let increment = match INCREMENT.get(py) {
-        Some(known) => known,
-        None => {
-            let found = module(py, "torch.autograd.graph")?.and_then(|graph| graph.getattr("increment_version").ok());
-            INCREMENT.get_or_init(py, || found.map(Bound::unbind))
+    let mut tensors = Vec::with_capacity(objects.len());
+    for object in objects {
+        if object.is_instance(class)? {
+            tensors.push(object.clone());
         }
-    };
-    let Some(increment) = increment else { return Ok(()) };
-    match increment.call1(py, (&tensors,)) {
-        Ok(_) => Ok(()),
-        // Older releases of torch take one tensor at a time.
-        Err(_) => tensors.iter().try_for_each(|tensor| increment.call1(py, (tensor,)).map(drop)),
     }
+    increment_versions(py, &tensors)
 }
 
-/// Tells autograd that these tensors were changed in place, without running Python code: no signal is handled
-/// meanwhile.
+/// Tells autograd that these tensors were changed in place, without running Python code: no signal is handled meanwhile,
+/// whose exception would be lost.
 pub(crate) fn increment_versions(py: Python<'_>, tensors: &[Bound<'_, PyAny>]) -> PyResult<()> {
     let Some(module) = module(py, "torch._C")? else { return Ok(()) };
     let Ok(increment) = module.getattr(intern!(py, "_increment_version")) else { return Ok(()) };

@@ -88,6 +88,37 @@ def test_a_handler_that_raises_ends_the_wait(python: Run) -> None:
     """)
 
 
+def test_no_interrupt_is_lost_after_a_read(python: Run) -> None:
+    """What follows the transfer, such as telling torch that the tensor has changed, must not handle a signal."""
+    python("""
+        import random, signal, torch
+        import deepnvme
+        tensor = torch.ones(4096)
+        deepnvme.write(tensor, "file")
+        seen = []
+        def handle(*_):
+            seen.append(1)
+            raise KeyboardInterrupt
+        signal.signal(signal.SIGALRM, handle)
+        file = deepnvme.open("file")
+        def readinto():
+            file.seek(0)
+            file.readinto(tensor)
+        ways = [lambda: deepnvme.read(tensor, "file"), lambda: deepnvme.start_read(tensor, "file").result(), readinto]
+        for way in ways:
+            way()
+            for _ in range(300):
+                seen.clear()
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 1e-4 + random.random() * 1e-3)
+                    while not seen:
+                        way()
+                    raise AssertionError("an interrupt was lost")
+                except KeyboardInterrupt:
+                    pass
+    """)
+
+
 def test_a_handler_that_returns_does_not(python: Run) -> None:
     python("""
         import signal

@@ -25,6 +25,7 @@ from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
 from deepnvme._utils.arguments import parse_bytes, to_absolute_path, whole
 from deepnvme._utils.locks import make_lock
 from deepnvme._utils.public import public
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError
@@ -493,5 +494,7 @@ class Checkpointer:
         # optimizer would change what is being written.
         try:
             self.wait_for_tensors()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:
+            if is_of_handler(error):
+                raise
             self._background.add_failure(error)

@@ -21,6 +21,7 @@ from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, 
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.public import first_of, warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import storage_shortage
 from deepnvme.errors import InvalidArgumentError
 
@@ -212,7 +213,7 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
         raise InvalidArgumentError(msg) from error
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         # Of a class of one's own, it comes from the object's own code.
-        if type(error) not in (pickle.PicklingError, TypeError, AttributeError):
+        if type(error) not in (pickle.PicklingError, TypeError, AttributeError) or is_of_handler(error):
             raise
         msg = f"{_unpicklable(obj) or 'the state'}: this object cannot be pickled ({error})"
         raise TypeError(f"{msg}; save plain values in its place") from error
@@ -231,7 +232,9 @@ def _unpicklable(state: object) -> str | None:
             continue
         try:
             Pickler(io.BytesIO()).dump(found)
-        except Exception:  # noqa: BLE001 (which one is known to the caller)
+        except Exception as error:  # which one is known to the caller
+            if is_of_handler(error):
+                raise
             return expression(keys)
     return None
 
@@ -246,7 +249,9 @@ def warn_of_refused_values(state: object) -> None:
     pickler = Pickler(io.BytesIO())
     try:
         pickler.dump(values)
-    except Exception:  # noqa: BLE001 (the save itself pickles them next, and raises)
+    except Exception as error:  # the save itself pickles them next, and raises
+        if is_of_handler(error):
+            raise
         return
     if pickler.refused:
         _warn_of_refused(values, pickler)

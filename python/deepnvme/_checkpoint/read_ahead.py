@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from deepnvme._checkpoint.load_memory import LoadBuffers
 from deepnvme._checkpoint.source_files import storage_entries
 from deepnvme._utils.locks import make_lock
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import Error
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ class ReadAhead:
         try:
             if (found := window.storage(index)) is not None:
                 return found
-        except (Error, OSError):
+        except (Error, OSError) as error:
+            if is_of_handler(error):
+                raise
             if len(window.indices) == 1:
                 raise
         # The window's error may be that of a neighbour.
@@ -102,7 +105,9 @@ class ReadAhead:
             self._window_bytes = min(self._window_bytes * 2, WINDOW_BYTES_MAX)
             try:
                 window = self._start(self._next)
-            except (Error, OSError, MemoryError):
+            except (Error, OSError, MemoryError) as error:
+                if is_of_handler(error):
+                    raise
                 # Nobody has asked for it: those who do get the error.
                 self._window_bytes = 0
                 return

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import CorruptFileError, Error, OutOfMemoryError, UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -304,6 +305,8 @@ def errors_with_path(path: object) -> Iterator[None]:
     except MemoryError as error:
         raise OutOfMemoryError(f"{path}: there is not enough memory for the file's objects") from error
     except Exception as error:
+        if is_of_handler(error):
+            raise
         if "can't allocate memory" in str(error) or "out of memory" in str(error):
             raise OutOfMemoryError(f"{path}: there is not enough memory for the file's tensors: {error}") from error
         what = f"{type(error).__name__}: {error}"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from deepnvme._deepnvme import _find_set, _remove_leftovers, _retire_set, _SetReplacement
 from deepnvme._utils.metadata_file import warn_of_kept
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -79,6 +80,8 @@ def retire_shards(path: Path) -> None:
     try:
         kept = _retire_set(index, _RECORD)
     except OSError as error:
+        if is_of_handler(error):
+            raise
         if error.errno == errno.ENAMETOOLONG:
             return  # no index can have that name
         # The new file is complete and counts, so this is no error.
@@ -98,7 +101,9 @@ def _is_loaded(path: Path) -> bool:
     """Whether a load of ``path`` reads that file, and not the files of an index of its name."""
     try:
         return [names for _, names, _ in _find_set(path, False)] == [None]
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if is_of_handler(error):
+            raise
         return False
 
 
@@ -116,7 +121,9 @@ def _replaced(path: Path) -> dict[str, Any]:
     """Return size and time of a file of the same name. It is not removed, and other loaders would prefer it."""
     try:
         stat = path.stat()
-    except OSError:
+    except OSError as error:
+        if is_of_handler(error):
+            raise
         return {}
     return {"deepnvme.replaces": {"bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}}
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import _call_with_params
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -179,8 +180,10 @@ class OptimizerStepper:
         try:
             self._begin_step()
             self._update_group(group, frees=True)
-        except Exception:  # noqa: BLE001 - the backward pass goes on, and `step` comes to the same error
+        except Exception as error:  # the backward pass goes on, and `step` comes to the same error
             self._has_failed = True
+            if is_of_handler(error):
+                raise
 
     def _watch(self) -> None:
         optimizer = self._optimizer()
@@ -244,7 +247,7 @@ class OptimizerStepper:
         except (UnsupportedError, ClosedError):
             raise
         except OSError as error:
-            if self._progress is None:
+            if self._progress is None or is_of_handler(error):
                 raise
             raise self._progress.stopped(error) from error
         finally:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import Error, UnsupportedError
 
 if TYPE_CHECKING:
@@ -137,7 +138,9 @@ def _check_layers(path: Path) -> None:
     """
     try:
         values = [json.loads(read_metadata(path))]
-    except (Error, ValueError, RecursionError):
+    except (Error, ValueError, RecursionError) as error:
+        if is_of_handler(error):
+            raise
         return
     while values:
         value = values.pop()

@@ -17,6 +17,7 @@ from deepnvme._stream.config_limits import ORIGINAL_CONFIG, bounded_model, check
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
 from deepnvme._utils.arguments import to_path
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import Error, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -133,9 +134,9 @@ def build_model(
             f"{folder}: the file layout differs from the memory layout of {chosen.__name__} ({error}); load the model "
             "with transformers, save it with save_pretrained(), and stream the result"
         ) from error
-    except (Error, ImportError, MemoryError):
-        raise
     except Exception as error:
+        if isinstance(error, Error | ImportError | MemoryError) or is_of_handler(error):
+            raise
         # Values that config.json does not check, and options of other models, fail anywhere in the model's code.
         raise UnsupportedError(
             f"{folder}: transformers cannot build {chosen.__name__} from config.json and the options "
@@ -158,6 +159,8 @@ def _read_config(transformers: Any, folder: Path, is_trusted: bool) -> Any:
     except MemoryError:
         raise
     except Exception as error:
+        if is_of_handler(error):
+            raise
         if not os.path.lexists(path):
             remedy = "stream a folder written by save_pretrained(), or pass a module: stream(module, weights=...)"
             raise NotFoundError(errno.ENOENT, f"the model folder has no config.json; {remedy}", str(path)) from error
@@ -223,5 +226,7 @@ def _read_generation_config(transformers: Any, model: Any, folder: Path) -> None
         return
     try:
         model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # noqa: BLE001 (values that transformers does not check fail anywhere in its code)
+    except Exception as error:  # values that transformers does not check fail anywhere in its code
+        if is_of_handler(error):
+            raise
         warn_caller(f"{folder}/generation_config.json is ignored: {error}")

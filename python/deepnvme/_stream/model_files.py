@@ -25,6 +25,7 @@ from deepnvme._stream.weight_provenance import named_tensors
 from deepnvme._utils.arguments import to_path
 from deepnvme._utils.memory_order import row_major
 from deepnvme._utils.public import first_of, warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ class _FileVersion:
     def of(cls, path: str) -> _FileVersion | None:
         try:
             stat = os.stat(path)  # noqa: PTH116
-        except OSError:
+        except OSError as error:
+            if is_of_handler(error):
+                raise
             return None
         return cls(stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
 

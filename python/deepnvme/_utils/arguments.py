@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from deepnvme._deepnvme import Engine, StripeSet, _parse_bytes
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import InvalidArgumentError, NotFoundError
 
 # The largest size of a file or of memory.
@@ -113,7 +114,9 @@ def shown(value: object) -> str:
     """Return the text of an invalid value for an error, shortened."""
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - the error about the argument counts
+    except Exception as error:  # the error about the argument counts
+        if is_of_handler(error):
+            raise
         # Python refuses to print numbers of thousands of digits.
         is_long = isinstance(value, int)
         return "a number of thousands of digits" if is_long else f"an object of type {type(value).__name__}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import StripeSet, _open_regular
 from deepnvme._utils.public import first_of, warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def read_metadata(path: Path) -> str:
         except MemoryError as error:
             raise OutOfMemoryError(f"{path}: there is not enough memory for its {found.st_size} bytes") from error
         except OSError as error:
+            if is_of_handler(error):
+                raise
             raise Error(error.errno, f"read: {error.strerror}", str(path)) from error
     try:
         return content.decode()
@@ -61,7 +64,9 @@ def parts_listed(stripe_set: StripeSet) -> tuple[str, ...]:
     """Return the parts that the manifest of a set lists."""
     try:
         return StripeSet.from_manifest(stripe_set.manifest_path).paths
-    except (OSError, ValueError, Error):
+    except (OSError, ValueError, Error) as error:
+        if is_of_handler(error):
+            raise
         return ()  # There is none, or the save refuses it.
 
 

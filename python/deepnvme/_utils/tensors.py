@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from deepnvme._deepnvme import _pinned_capsule
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.public import public
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import DeviceError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -144,7 +145,9 @@ def _has_cast(origin: torch.dtype, target: torch.dtype) -> bool:
         try:
             torch.empty(1, dtype=origin).to(target)
             known = True
-        except Exception:  # noqa: BLE001 - of a class for each kind of type: quantised, packed, only bits
+        except Exception as error:  # of a class for each kind of type: quantised, packed, only bits
+            if is_of_handler(error):
+                raise
             known = False
         _CASTS[origin, target] = known
     return known
@@ -218,6 +221,8 @@ def check_device(place: torch.device, name: str = "device") -> None:
     try:
         torch.empty(0, device=place)
     except (AssertionError, NotImplementedError, RuntimeError) as error:
+        if is_of_handler(error):
+            raise
         reason = _first_sentence(error)
         raise DeviceError(f"{name} is {str(place)!r}, which torch cannot use here: {reason}; pass 'cpu'") from error
 
@@ -233,6 +238,8 @@ def _check_cuda(place: torch.device, name: str) -> None:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (AssertionError, RuntimeError) as error:
+        if is_of_handler(error):
+            raise
         text = f"torch cannot use a GPU here: {_first_sentence(error)}; {remedy}make a GPU and its driver available"
         raise DeviceError(f"{name} is {str(place)!r}, and {text}") from error
     count = torch.cuda.device_count()

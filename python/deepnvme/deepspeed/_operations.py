@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
 from itertools import starmap
 from typing import Literal, NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 
 from deepnvme._deepnvme import Engine, Transfer, _pin_device
 from deepnvme._utils.locks import make_lock
+from deepnvme._utils.signal_errors import is_of_handler
 
 from . import _engine_pool
 from ._arguments import Name
@@ -66,14 +66,19 @@ class Operation:
 
     def settle(self) -> None:
         """Wait until the transfer has ended, and check it, before its bytes change. Its error is kept."""
-        with suppress(Exception):
+        try:
             self._finish()
+        except Exception as error:  # `failure` reports it
+            if is_of_handler(error):
+                raise
 
     def failure(self) -> Exception | None:
         """Wait, and return the error."""
         try:
             self._finish()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it waits until the other operations are done
+        except Exception as error:  # whatever it is, it waits until the other operations are done
+            if is_of_handler(error):
+                raise
             # Without frames, which would keep this list and all operations alive.
             return error.with_traceback(None)
         return self._failure
@@ -92,7 +97,9 @@ class Operation:
                 return
             try:
                 self._check()
-            except Exception as error:  # noqa: BLE001 - as above
+            except Exception as error:  # as above
+                if is_of_handler(error):
+                    raise
                 self._failure = error.with_traceback(None)
             self._check = None
 

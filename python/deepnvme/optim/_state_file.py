@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _CheckpointReader, _ReflinkTarget
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
 from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
 
@@ -100,7 +101,7 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
     except OSError as error:
         # A closed engine is not an error of this folder.
         is_of_file = error.filename in (None, new.private_path)
-        if is_of_file and not isinstance(error, ClosedError):
+        if is_of_file and not isinstance(error, ClosedError) and not is_of_handler(error):
             text = f"{error.strerror}; the previous file is unchanged; make room, or use another folder"
             raise Error(error.errno, text, str(path)) from error
         raise
@@ -176,6 +177,8 @@ def _described(reader: _CheckpointReader, path: Path) -> tuple[dict[str, Any], S
     except MemoryError as error:
         raise OutOfMemoryError(f"{path}: not enough memory for its header") from error
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        if is_of_handler(error):
+            raise
         raise _corrupt(path, 8, f"its header is not that of save_state ({type(error).__name__}: {error})") from error
     return header, saved
 
@@ -282,6 +285,8 @@ def _version(path: Path) -> tuple[int, ...] | None:
     """Return identity, size and modification time of a file; None if `stat` fails, since opening it reports why."""
     try:
         stat = os.stat(path)  # noqa: PTH116 - `path` may be one whose methods are patched
-    except OSError:
+    except OSError as error:
+        if is_of_handler(error):
+            raise
         return None
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns

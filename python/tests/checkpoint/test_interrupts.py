@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import subprocess
+import time
+from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 import deepnvme
+from deepnvme._utils.signal_errors import is_of_handler
 
 from .states import manifest_of_missing
 from .test_costs import MODULUS, as_dict
@@ -91,3 +98,73 @@ def test_ctrl_c_ends_every_way_of_loading(
     assert max(took.values()) < 5, took
     # The file that was complete before, and no remains of a new one.
     assert lines[-1] in ("['warm.pt']", "['new.safetensors', 'warm.pt']"), lines[-1]
+
+
+def interrupted_by_alarm(way: Callable[[], object], seconds: float) -> str:
+    """Return the name of the error that came out."""
+    try:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            way()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    except Exception as error:
+        return type(error).__name__
+    return ""
+
+
+@pytest.mark.parametrize("kind", [TimeoutError, ValueError, RuntimeError])
+def test_an_error_of_a_handler_comes_out_of_a_load(tmp_path: Path, kind: type[Exception]) -> None:
+    """It is not mistaken for damage of the file, which would make a program go back to an older checkpoint."""
+    state = {"values": [{"a": index, "b": (1, "x")} for index in range(3000)], "w": torch.ones(3)}
+    checkpointer, path = deepnvme.Checkpointer(tmp_path / "run"), tmp_path / "x.pt"
+    checkpointer.save(1, state)
+    deepnvme.save(state, path)
+
+    def handler(*_: object) -> None:
+        raise kind("alarm")
+
+    ways: list[Callable[[], object]] = [
+        lambda: deepnvme.load(path),
+        lambda: torch.sum(deepnvme.load(path, lazy=True)["w"]),
+        checkpointer.restore,
+    ]
+    chooser, seen = random.Random(6), Counter[str]()
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        for way in ways:
+            began = time.perf_counter()
+            way()
+            took = time.perf_counter() - began
+            for _ in range(60):
+                seen[interrupted_by_alarm(way, 1e-4 + chooser.random() * took)] += 1
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert seen.keys() == {kind.__name__, ""}
+    assert seen[kind.__name__] > 30
+
+
+class Handlers:
+    def method(self, *_: object) -> None:
+        raise LookupError
+
+    def __call__(self, *_: object) -> None:
+        self.method()
+
+
+@pytest.mark.parametrize("handler", [Handlers.method, Handlers().method, partial(Handlers().method), Handlers()])
+def test_errors_of_all_kinds_of_handlers_are_known(handler: Callable[..., None]) -> None:
+    def caught() -> Exception:
+        with pytest.raises(LookupError) as found:
+            handler(None, None)
+        return found.value
+
+    assert not is_of_handler(caught())
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        assert is_of_handler(caught())
+        with pytest.raises(LookupError) as other:
+            raise LookupError
+        assert not is_of_handler(other.value)
+    finally:
+        signal.signal(signal.SIGALRM, before)

@@ -26,6 +26,7 @@ from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import first_of, public_in
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import cast_refusal
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
@@ -110,6 +111,8 @@ class DeepnvmeReader(StorageReader):
         except MemoryError as error:
             raise OutOfMemoryError(f"{path}: there is not enough memory for its contents") from error
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            if is_of_handler(error):
+                raise
             msg = f"{path}: this is not a checkpoint of deepnvme.integrations.dcp ({error})"
             raise CorruptFileError(msg) from error
         return metadata

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.load import load
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, UnsafeFileError
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def _load(content: bytes | bytearray, location: str, engine: Engine | None) -> A
             named.filename, named.offset = location, error.offset
             raise named from None
         except (ValueError, TypeError, KeyError, RuntimeError) as error:
+            if is_of_handler(error):
+                raise
             raise CorruptFileError(f"{location}: {error}") from error
 
 

@@ -25,6 +25,7 @@ from deepnvme._checkpoint.shards import fingerprints
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.public import public_in
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -234,6 +235,8 @@ def _check_readable(index: str) -> None:
     try:
         decode(json.loads(index))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        if is_of_handler(error):
+            raise
         msg = f"the state cannot be saved so that it could be loaded: {error}"
         raise InvalidArgumentError(msg) from error
 

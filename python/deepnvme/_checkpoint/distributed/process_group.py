@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 from deepnvme._checkpoint.distributed.group_names import own_name
 from deepnvme._utils.locks import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import CancelledError, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:
@@ -264,6 +265,9 @@ class RankGroup:
             raise
         # torch has no exception class for a closed connection, and its message is about sockets.
         except (RuntimeError, ValueError) as error:
+            if is_of_handler(error):
+                self.leave(f"{type(error).__name__}: {error}", error)
+                raise
             self.raise_lost(error)
         except BaseException as error:
             # Ctrl-C, or no room for a thread. The others wait for an answer that does not come.

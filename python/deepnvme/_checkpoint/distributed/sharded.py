@@ -18,6 +18,7 @@ from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme._utils.locks import SignalSafeEvent
 from deepnvme._utils.public import warn_caller
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.state_copies import find_copy
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 
@@ -230,6 +231,9 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
     except RuntimeError as error:
         if group.is_single:
             raise
+        if is_of_handler(error):
+            group.leave(f"{type(error).__name__}: {error}", error)
+            raise
         group.raise_lost(error)
     except BaseException as error:
         # The others are in torch's collectives, or on their way. An exchange of ours would mix with those.
@@ -243,7 +247,7 @@ def _errors_with_path(path: Path) -> Iterator[None]:
     try:
         yield
     except (AssertionError, TypeError, ValueError) as error:
-        if isinstance(error, Error):
+        if isinstance(error, Error) or is_of_handler(error):
             raise
         what = str(error) or type(error).__name__
         msg = f"{path}: the states of the ranks do not match each other, or not the checkpoint: {what}"

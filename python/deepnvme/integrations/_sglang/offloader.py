@@ -19,6 +19,7 @@ from deepnvme._deepnvme import _Streamer
 from deepnvme._stream.memory_budget import PAGE_BYTES, allocate_slots, classify_sizes, merge_small_classes
 from deepnvme._utils.arguments import whole
 from deepnvme._utils.locks import make_lock
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import pinned_empty
 from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.integrations._sglang.layer import OffloadedLayer, WeightFile
@@ -288,7 +289,7 @@ class LayerStreamer:
                 # holds what was acquired.
                 held.extend(map(acquire, (unit,)))
             except OSError as error:
-                if refused is None:
+                if refused is None or is_of_handler(error):
                     raise
                 raise refused(error) from error
             at = held[0]
