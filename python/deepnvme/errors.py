@@ -279,6 +279,8 @@ class ChecksumError(Error, ValueError):
 class ChangedFileError(Error):
     """A file of streamed weights was replaced, truncated or modified since it was opened. ``filename`` says which.
 
+    The file's size and modification time tell. An edit in place after which the old time was restored goes unnoticed.
+
     Example:
         >>> layer = torch.nn.Linear(8, 8)
         >>> size = deepnvme.save(layer.state_dict(), "model.safetensors")

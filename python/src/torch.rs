@@ -32,7 +32,8 @@ fn imported(py: Python<'_>) -> PyResult<Option<&Torch>> {
     let (Ok(tensor), Ok(strided)) = (module.getattr("Tensor"), module.getattr("strided")) else { return Ok(None) };
     let Ok(parameter) = module.getattr("nn").and_then(|nn| nn.getattr("Parameter")) else { return Ok(None) };
     let tensor = tensor.cast_into::<PyType>()?;
-    let plain = PlainClasses::of(&tensor, parameter.cast::<PyType>()?);
+    let (Ok(int8), Ok(uint8)) = (module.getattr("int8"), module.getattr("uint8")) else { return Ok(None) };
+    let plain = PlainClasses::of(&tensor, parameter.cast::<PyType>()?, [int8, uint8]);
     let torch = Torch { tensor: tensor.unbind(), strided: strided.unbind(), plain };
     Ok(Some(TORCH.get_or_init(py, || torch)))
 }

@@ -78,6 +78,8 @@ class History:
         self._warned: set[str] = set()
         self._saves_started = 0
         self._committed_numbers: dict[int, int] = {}
+        # The very objects that `reserve` has returned, by name.
+        self._reserved: dict[str, Path] = {}
         _instances.add(self)
         self.entries: list[Checkpoint] = []
         found = group.run_on_all(self._read)
@@ -155,7 +157,9 @@ class History:
     def reserve(self, step: int, suffix: str) -> Path:
         """Lock the folder for a single process, and reserve an unused name."""
         self._lock(secrets.token_hex(16))
-        return self.folder / self._native.reserve(step, suffix, [])
+        path = self.folder / self._native.reserve(step, suffix, [])
+        self._reserved[path.name] = path
+        return path
 
     def _lock(self, group_id: str) -> str:
         """Take the lock.
@@ -219,8 +223,12 @@ class History:
         return self._saves_started
 
     def release_name(self, path: Path) -> None:
-        """Release a reserved name that no checkpoint will use."""
-        self._native.release_name(path.name)
+        """Release a reserved name that no checkpoint will use. Released twice, it may be that of another save."""
+        if not self._group.is_single:
+            self._native.release_name(path.name)
+        elif self._reserved.get(path.name) is path:
+            del self._reserved[path.name]
+            self._native.release_name(path.name)
 
     def commit(  # noqa: PLR0917
         self,
@@ -260,6 +268,10 @@ class History:
         newer = [other for other, its_number in self._committed_numbers.items() if its_number > number]
         try:
             settled = self._native.commit(encode_entry(new_checkpoint(step, path, saved)), new, newer)
+            self._reserved.pop(path.name, None)
+        except BaseException:
+            self.release_name(path)
+            raise
         finally:
             self.entries = decode_manifest(self.folder, self._native.text)
         listed = {entry.step for entry in self.entries}

@@ -287,6 +287,9 @@ def _checked(name: Any, tensor: Any) -> NamedTensor:
         msg = f"a safetensors file holds names and tensors, and this has {what}; {remedy}"
         raise TypeError(msg)
     _check_utf8(name, "a tensor's name")
+    if torch.nn.parameter.is_lazy(tensor):
+        msg = f"{name!r}: this parameter has no shape yet; run the model once, which initialises it"
+        raise TypeError(msg)
     if tensor.is_nested:
         msg = f"{name!r}: this tensor is nested; save the tensors of tensor.unbind()"
         raise TypeError(msg)

@@ -89,12 +89,23 @@ fn by_attributes(engine: &Engine, name: String, object: &Bound<'_, PyAny>) -> Py
     let of_torch = object.getattr(intern!(py, "dtype"))?.str()?;
     let of_torch = of_torch.to_str()?;
     let dtype = Dtype::from_torch(of_torch.strip_prefix("torch.").unwrap_or(of_torch)).ok_or_else(|| {
-        let text = format!("{name:?}: safetensors has no {of_torch}; save the state as a .pt file, or convert it");
+        let remedy = match of_torch.strip_prefix("torch.").and_then(of_few_bits) {
+            Some(whole) => format!("save tensor.view(torch.{whole}), which has its bytes"),
+            None => "save the state as a .pt file, or convert it".to_owned(),
+        };
+        let text = format!("{name:?}: safetensors has no {of_torch}; {remedy}");
         InvalidArgumentError::new_err(text)
     })?;
     let shape = object.getattr(intern!(py, "shape"))?.extract()?;
     let data = signed_source(engine, object, dtype).map_err(|error| with_tensor_name(py, &name, error))?;
     Ok(Tensor { spec: TensorSpec { name, dtype, shape }, data })
+}
+
+/// Returns the type of whole bytes for an integer type of fewer bits, which torch loads in no file.
+fn of_few_bits(of_torch: &str) -> Option<&'static str> {
+    let whole = if of_torch.starts_with("uint") { "uint8" } else { "int8" };
+    let bits = of_torch.trim_start_matches('u').strip_prefix("int")?;
+    matches!(bits, "1" | "2" | "3" | "4" | "5" | "6" | "7").then_some(whole)
 }
 
 /// Returns the memory of a tensor. A lazy conjugate or negative gets its signs while the file is written.

@@ -14,6 +14,7 @@ use super::capsule::exchange_api;
 use super::held_storages::StorageHolds;
 use super::layout::{DeviceStream, MemoryAccess, device_stream_of};
 use super::tensor_slice::{Plain, TensorSlice};
+use crate::once::intern;
 
 /// A tensor. Python code may change it, so the callers drop this before they run any.
 pub(crate) struct Described<'a> {
@@ -42,14 +43,26 @@ pub(crate) struct PlainClasses {
     exchange: &'static ExchangeApi,
     tensor: Py<PyType>,
     parameter: Py<PyType>,
+    /// `torch.int8` and `torch.uint8`. The functions describe tensors of fewer bits an element, such as `torch.int4`,
+    /// as tensors of these.
+    byte_types: [Py<PyAny>; 2],
 }
 
 impl PlainClasses {
     /// `None` before torch 2.10, which does not export the functions.
-    pub(crate) fn of(tensor: &Bound<'_, PyType>, parameter: &Bound<'_, PyType>) -> Option<Self> {
+    pub(crate) fn of(
+        tensor: &Bound<'_, PyType>,
+        parameter: &Bound<'_, PyType>,
+        byte_types: [Bound<'_, PyAny>; 2],
+    ) -> Option<Self> {
         let exchange = exchange_api(tensor)?;
         let is_derived = parameter.is_subclass(tensor).unwrap_or(false);
-        is_derived.then(|| Self { exchange, tensor: tensor.clone().unbind(), parameter: parameter.clone().unbind() })
+        is_derived.then(|| Self {
+            exchange,
+            tensor: tensor.clone().unbind(),
+            parameter: parameter.clone().unbind(),
+            byte_types: byte_types.map(Bound::unbind),
+        })
     }
 
     /// Returns whether an object is of one of the classes. Subclasses may redefine the attributes.
@@ -65,7 +78,18 @@ impl PlainClasses {
 
     /// Describes a tensor of the classes in host memory or on a CUDA GPU. `None` for all other objects.
     pub(crate) fn describe_anywhere<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<Described<'a>> {
-        if self.contain(object) { describe(self.exchange, object) } else { None }
+        if !self.contain(object) {
+            return None;
+        }
+        let found = describe(self.exchange, object)?;
+        let is_byte = matches!(found.dtype.code, DLDataType::INT | DLDataType::UINT) && found.dtype.bits == 8;
+        (!is_byte || self.is_whole_byte(object)).then_some(found)
+    }
+
+    /// Returns whether the elements of a tensor are whole bytes. The attribute is torch's own: no Python code runs.
+    fn is_whole_byte(&self, object: &Bound<'_, PyAny>) -> bool {
+        let dtype = object.getattr(intern!(object.py(), "dtype"));
+        dtype.is_ok_and(|dtype| self.byte_types.iter().any(|whole| dtype.is(whole)))
     }
 
     /// Returns a CUDA GPU, and torch's current stream of this thread there. `None` if torch does not tell.

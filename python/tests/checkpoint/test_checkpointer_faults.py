@@ -250,6 +250,19 @@ def test_an_interrupt_after_the_last_byte_leaves_no_file(tmp_path: Path, format_
     assert interrupted.value is not None
 
 
+def test_a_name_that_is_released_twice_stays_with_its_new_save(tmp_path: Path) -> None:
+    """Both the commit and the save that it belongs to release the name of a save that fails."""
+    with deepnvme.Checkpointer(tmp_path) as checkpointer:
+        history = checkpointer._history
+        failed = history.reserve(1, ".pt")
+        history.release_name(failed)
+        running = history.reserve(1, ".pt")
+        history.release_name(failed)
+        assert (running, history.reserve(1, ".pt").name) == (failed, "step-00000001-1.pt")
+        history.release_name(running)
+        assert history.reserve(1, ".pt") == running
+
+
 def test_a_damaged_manifest_leaves_no_file_of_a_refused_save(tmp_path: Path) -> None:
     with deepnvme.Checkpointer(tmp_path) as checkpointer:
         checkpointer.save(1, {"a": torch.randn(1000)})

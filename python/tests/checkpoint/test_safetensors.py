@@ -148,6 +148,18 @@ def test_a_failing_shard_leaves_the_old_state(tmp_path: Path) -> None:
     assert_same_dict(deepnvme.load(tmp_path), state)
 
 
+def test_tensors_without_a_shape_or_of_few_bits_are_named(tmp_path: Path) -> None:
+    for tensor, words in (
+        (torch.nn.parameter.UninitializedParameter(), "'a': this parameter has no shape yet"),
+        (torch.nn.parameter.UninitializedBuffer(), "'a': this parameter has no shape yet"),
+        (torch.empty(5, dtype=torch.__dict__["int4"]), r'"a": safetensors has no torch.int4; save tensor.view\(torch.int8\)'),
+        (torch.empty(5, dtype=torch.__dict__["uint3"]), r'"a": safetensors has no torch.uint3; save tensor.view\(torch.uint8\)'),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            deepnvme.save({"a": tensor}, tmp_path / "x.safetensors")
+        assert list(tmp_path.iterdir()) == []
+
+
 def test_options_of_the_other_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="safetensors"):
         deepnvme.save({}, tmp_path / "x.pt", max_shard_bytes=5)

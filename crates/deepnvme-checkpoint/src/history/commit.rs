@@ -27,11 +27,11 @@ pub struct Settled {
 
 impl History {
     /// Runs [`publish`](Self::publish), [`settle`](Self::settle) and [`record_settled`](Self::record_settled) for a
-    /// single process. `new` is the file, or `None` for a folder, which was kept already.
+    /// single process, and frees the reserved name. `new` is the file, or `None` for a folder, which was kept already.
     ///
     /// # Errors
     /// As [`publish`](Self::publish). The file is then removed, unless the manifest on disk lists the checkpoint or may
-    /// list it.
+    /// list it. The name stays reserved: the caller frees it, once, since another save may reserve it then.
     pub fn commit(&self, mut entry: ManifestEntry, new: Option<Replacement>, newer: &[u64]) -> Result<Settled> {
         let mode = new.as_ref().map_or(Ok(()), Replacement::take_mode);
         if let Some(private) = new.as_ref().and_then(private_name) {
@@ -43,8 +43,8 @@ impl History {
         {
             new.keep();
         }
-        self.release_name(&entry.file);
         published?;
+        self.release_name(&entry.file);
         let settled = self.settle();
         self.record_settled(&settled.placed, &settled.gone);
         Ok(settled)

@@ -114,7 +114,7 @@ pub(super) fn checkpoint_mover(context: &Context, scenario: &Arc<Scenario>) -> t
         let is_edited = is_committed && rng.chance(600) && edit(&away).is_ok();
         pause(rng, 200);
         // Once no manifest lists it, none will again.
-        let is_forgotten = manifest().is_some_and(|manifest| !manifest.names().contains(name.as_str()));
+        let is_forgotten = manifest().is_some_and(|manifest| !manifest.names().contains(&*name));
         let is_back = fs::rename_new(&away, &here).is_ok();
         if is_back && (is_forgotten || is_edited) {
             lock(&scenario.log).returned.push(here);
