@@ -149,11 +149,15 @@ def test_a_failing_shard_leaves_the_old_state(tmp_path: Path) -> None:
 
 
 def test_tensors_without_a_shape_or_of_few_bits_are_named(tmp_path: Path) -> None:
+    dtypes = vars(torch)
     for tensor, words in (
         (torch.nn.parameter.UninitializedParameter(), "'a': this parameter has no shape yet"),
         (torch.nn.parameter.UninitializedBuffer(), "'a': this parameter has no shape yet"),
-        (torch.empty(5, dtype=torch.__dict__["int4"]), r'"a": safetensors has no torch.int4; save tensor.view\(torch.int8\)'),
-        (torch.empty(5, dtype=torch.__dict__["uint3"]), r'"a": safetensors has no torch.uint3; save tensor.view\(torch.uint8\)'),
+        (torch.empty(5, dtype=dtypes["int4"]), r'"a": safetensors has no torch.int4; save tensor.view\(torch.int8\)'),
+        (
+            torch.empty(5, dtype=dtypes["uint3"]),
+            r'"a": safetensors has no torch.uint3; save tensor.view\(torch.uint8\)',
+        ),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             deepnvme.save({"a": tensor}, tmp_path / "x.safetensors")
