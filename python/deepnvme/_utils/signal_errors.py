@@ -7,7 +7,6 @@ errors, or goes on after them, must let those of a handler through.
 from __future__ import annotations
 
 import functools
-import inspect
 import signal
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,9 @@ def _code_of(handler: Any) -> CodeType | None:
     """Return the code of a handler that is written in Python."""
     while isinstance(handler, functools.partial):
         handler = handler.func
-    called = inspect.getattr_static(type(handler), "__call__", None)
+    # Of an object that is called: a method of its class.
+    classes = type(handler).__mro__
+    called = next((vars(one)["__call__"] for one in classes if "__call__" in vars(one)), None)
     for found in (handler, getattr(handler, "__func__", None), called):
         if (code := getattr(found, "__code__", None)) is not None:
             return code  # type: ignore[no-any-return]
