@@ -17,6 +17,7 @@ from casebench.turns import (
     FIO_LARGE_BUFFERS,
     MIB,
     cold,
+    fio_new_file_turn,
     fio_turn,
     large_state,
     small_page_tensor,
@@ -181,7 +182,8 @@ def save_small(folder: Path, _mib: int) -> Iterator[Contestants]:
     yield {
         ".safetensors": timed(lambda: deepnvme.save(state, folder / "ours.safetensors")),
         ".pt": timed(lambda: deepnvme.save(state, folder / "ours.pt")),
-        "fio": fio_turn("write", folder / "raw", size),
+        "fio": fio_new_file_turn(folder / "new", size),
+        "fio over its old file": fio_turn("write", folder / "raw", size),
         "safetensors": timed(safetensors),
         "torch .pt": timed(archive),
     }

@@ -58,6 +58,16 @@ def fio_turn(
     return turn
 
 
+def fio_new_file_turn(path: Path, size: int) -> Callable[[], float]:
+    """Return a turn of fio that writes a new file, as a save does. The clock excludes the allocation of its blocks."""
+
+    def turn() -> float:
+        path.unlink(missing_ok=True)
+        return fio.transfer(FIO, "write", path, size).wall_s
+
+    return turn
+
+
 def small_state(count: int = 10_000) -> dict[str, torch.Tensor]:
     """Return tensors of 4 to 64 KiB."""
     generator = torch.Generator().manual_seed(2)
