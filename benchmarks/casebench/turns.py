@@ -59,7 +59,7 @@ def fio_turn(
 
 
 def fio_new_file_turn(path: Path, size: int) -> Callable[[], float]:
-    """Return a turn of fio that writes a new file, as a save does. The clock excludes the allocation of its blocks."""
+    """Return a turn of fio that writes a new file, as a save does. The time excludes allocating its blocks."""
 
     def turn() -> float:
         path.unlink(missing_ok=True)
