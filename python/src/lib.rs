@@ -29,6 +29,7 @@ mod engine;
 mod error;
 mod exit;
 mod fs;
+mod gc_pause;
 mod handle;
 mod ignored;
 mod imported;
@@ -77,6 +78,7 @@ mod _deepnvme {
         engine::PyEngine,
         exit::_at_exit,
         fs::{_make_folders, _open_regular, _read_small_file},
+        gc_pause::{_end_gc_pauses, PyGcPause},
         memory::_is_held,
         module::{
             default_engine, probe, read, read_batch, span, start_read, start_read_batch, start_write,

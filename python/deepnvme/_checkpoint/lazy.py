@@ -258,7 +258,7 @@ def _load_files(request: LoadRequest, files: list[SourceFile]) -> Any:
     return whole
 
 
-@gc_paused()
+@gc_paused
 def _load_file(request: LoadRequest, file: SourceFile) -> Any:
     path, names = file.path, file.names
     reader = request.open(file, headers="read_unless_verified")

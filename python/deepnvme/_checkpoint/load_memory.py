@@ -41,7 +41,7 @@ class LoadBuffers:
     ``pool_buffer`` if that is given.
     """
 
-    @gc_paused()
+    @gc_paused
     def __init__(
         self,
         reader: _CheckpointReader,

@@ -15,7 +15,7 @@ from deepnvme._checkpoint.source_files import (
     tensor_entries,
 )
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
-from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.gc_pause import GcPause
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import first_of, warn_caller
 from deepnvme.errors import MovedError
@@ -172,7 +172,7 @@ class LoadRequest:
                 entry.name: torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
                 for entry in tensors
             }
-        with gc_paused():
+        with GcPause():
             state = {
                 entry.name: buffers.flat(entry.storage, getattr(torch, entry.dtype)).view(entry.shape)
                 for entry in tensors
@@ -214,7 +214,7 @@ class LoadRequest:
         builds_early = engine_reaches(self.device) and reader.is_plain and self.restore_location is None
         if not builds_early:
             buffers.finish(self.verify, self.report)
-        with gc_paused():
+        with GcPause():
             for index in wanted:
                 storages[index] = buffers.storage(index, self.device)
         if self.restore_location is not None:
@@ -224,7 +224,7 @@ class LoadRequest:
                 for storage, location in zip(storages, locations, strict=True)
             ]
         # If `builds_early`, the other objects are built while the tensors' bytes arrive.
-        with errors_with_path(path), gc_paused():
+        with errors_with_path(path), GcPause():
             state = reader.build(unpickler, storages, chosen)
         if builds_early:
             buffers.finish(self.verify, self.report)

@@ -190,7 +190,7 @@ def _is_ordinary(tensor: Tensor) -> bool:
     )
 
 
-@gc_paused()
+@gc_paused
 def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, list[torch.UntypedStorage]]:
     """Pickle an object. Returns the pickle, and its storages in the order of their keys.
 

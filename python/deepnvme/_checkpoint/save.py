@@ -256,7 +256,7 @@ def _metadata_entries(metadata: Mapping[str, str] | None) -> list[tuple[str, str
 NamedTensor = tuple[str, "torch.Tensor"]
 
 
-@gc_paused()
+@gc_paused
 def checked_tensors(obj: object) -> list[NamedTensor]:
     """Return the tensors of a flat dict as the engine can write them.
 

@@ -68,13 +68,13 @@ class StorageEntry(NamedTuple):
     """Offset in the file, in bytes."""
 
 
-@gc_paused()
+@gc_paused
 def tensor_entries(reader: _CheckpointReader, numbers: list[int] | None = None) -> list[TensorEntry]:
     """Return the tensors in the order of the file, or those of these numbers."""
     return [*map(TensorEntry._make, reader.tensors(numbers))]
 
 
-@gc_paused()
+@gc_paused
 def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:
     """Return the storages. ``TensorEntry.storage`` is an index into this list."""
     return [*map(StorageEntry._make, reader.storages())]

@@ -44,7 +44,7 @@ def save(
     return dict(total)
 
 
-@gc_paused()
+@gc_paused
 def _plan(
     optimizer: SteppingOptimizer, store: SwapStore, shards: Shards | None
 ) -> tuple[StateFile, list[StateGroup], list[int], int]:
@@ -116,7 +116,7 @@ def load(
 class _Loader:
     """Maps the contents of files to parameters."""
 
-    @gc_paused()
+    @gc_paused
     def __init__(
         self, optimizer: SteppingOptimizer, store: SwapStore, files: Sequence[StateFile], shards: Shards | None
     ) -> None:

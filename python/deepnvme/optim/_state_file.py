@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _CheckpointReader, _ReflinkTarget
-from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.gc_pause import GcPause, gc_paused
 from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
 from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
@@ -92,7 +92,7 @@ def replace_file(path: Path, saved: StateFile, nbytes: int, *, checksums: bool) 
 
     The file is synced and gets its name, with checksums, if the block ends without an error.
     """
-    with gc_paused():
+    with GcPause():
         header = json.dumps(_header(saved, checksums=checksums))
         new = _ReflinkTarget(path, _tensors(saved, nbytes), [(_NAME, header)], checksums)
     try:
@@ -159,7 +159,7 @@ def read(path: Path, verify: Literal["auto", "off", "sample", "full"]) -> StateF
     return saved
 
 
-@gc_paused()
+@gc_paused
 def _described(reader: _CheckpointReader, path: Path) -> tuple[dict[str, Any], StateFile]:
     """Return the header, and its description of the file."""
     there = {name: (nbytes, offset) for name, nbytes, _, offset in reader.storages()}

@@ -29,7 +29,7 @@ pub(crate) use capsule::{capsule, has_name, take};
 pub(crate) use described::{Described, PlainClasses, PlainTensor};
 pub(crate) use forks::watch as watch_forks;
 pub(crate) use held_storages::{_is_held, KeepAlive, StorageHolds};
-pub(crate) use interpreter::{GcPause, call_soon};
+pub(crate) use interpreter::{GcPause, call_soon, end_gc_pauses};
 pub(crate) use layout::{DeviceStream, LEGACY_STREAM, Layout, MemoryAccess, raw_stream, stream};
 pub(crate) use region::{ObjectMemory, held_region, storage_regions};
 

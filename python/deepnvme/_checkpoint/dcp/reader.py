@@ -92,7 +92,7 @@ class DeepnvmeReader(StorageReader):
                 raise
             return _UnreadableMetadata(error)
 
-    @gc_paused()
+    @gc_paused
     def _read_metadata(self) -> Metadata:
         path = self._folder.path / INDEX_NAME
         text = self._text = read_metadata(path)
@@ -166,7 +166,7 @@ class DeepnvmeReader(StorageReader):
         for one in buffered:
             planner.commit_tensor(one.item, one.target)
 
-    @gc_paused()
+    @gc_paused
     def _request_all(
         self, plan: LoadPlan, planner: LoadPlanner
     ) -> tuple[list[Shard], list[Callable[[], None]], list[BufferedItem]]:

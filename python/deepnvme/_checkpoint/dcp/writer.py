@@ -23,7 +23,7 @@ from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.save import SaveOptions, checked_tensors, plan_safetensors
 from deepnvme._checkpoint.shards import fingerprints
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
-from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.gc_pause import GcPause, gc_paused
 from deepnvme._utils.public import public_in
 from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import InvalidArgumentError, NotFoundError, UnsupportedError
@@ -120,7 +120,7 @@ class DeepnvmeWriter(StorageWriter):
         private, file = plan.storage_data or ("", "")
         if self._warns:
             warn_of_refused_values(_values(plan, planner))
-        with gc_paused():
+        with GcPause():
             for item in plan.items:
                 tensors[_free_name(item, tensors)] = _tensor_of(item, planner, self._options.engine)
             named = checked_tensors(tensors)
@@ -155,7 +155,7 @@ class DeepnvmeWriter(StorageWriter):
             written = {location.file for location in locations.values()}
             private = {name.name: member for member, name in zip(new.members, new.names, strict=True)}
             found = {name: self._fingerprint(private[name]) for name in sorted(written)}
-            with gc_paused():
+            with GcPause():
                 index = json.dumps({**fingerprints(found), **encode(metadata, locations)})
                 _check_readable(index)
             new.commit(index)
@@ -200,7 +200,7 @@ class ComparingPlanner(DefaultSavePlanner):
         return super().create_global_plan(keep_first_small(all_plans))
 
 
-@gc_paused()
+@gc_paused
 def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
     """Raise if two ranks describe one entry differently.
 
