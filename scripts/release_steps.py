@@ -321,16 +321,16 @@ def newer_pythons(release: Release) -> str:
 def oldest_glibc(release: Release) -> str:
     """Use the wheel in a container with glibc 2.28."""
     path = release.wheel("x86_64")
-    if lacking := systems.docker_lacks("linux/amd64"):
-        raise Skipped(lacking)
+    if obstacle := systems.docker_obstacle("linux/amd64"):
+        raise Skipped(obstacle)
     program = f"pip install --quiet --no-index --no-deps /dist/{path.name} && python -I /project/scripts/use_wheel.py"
     return last_line(release, systems.in_container("linux/amd64", ROOT, release.dist, program))
 
 
 def aarch64_tests(release: Release) -> str:
-    """Run the tests of EMULATED_TESTS on aarch64, in a container or in a folder. qemu emulates the CPU."""
+    """Run the tests of EMULATED_TESTS on aarch64, in a container or in a chroot. qemu emulates the CPU."""
     path = release.wheel("aarch64")
-    without_docker = systems.docker_lacks("linux/arm64")
+    without_docker = systems.docker_obstacle("linux/arm64")
     folder = folder_for_aarch64(release, without_docker) if without_docker else None
     files = " ".join(f"python/tests/test_{name}.py" for name in EMULATED_TESTS)
     # The tests must import the installed package, and pytest must not write into the project.
@@ -342,7 +342,7 @@ def aarch64_tests(release: Release) -> str:
     if folder:
         venv = "PATH=/venv/bin:$PATH; python3 -m venv --clear /venv"
         install = f"pip install --no-index --find-links /packages {packages}"
-        command = systems.in_folder(folder, ROOT, release.dist, f"{venv}; {install}; {program}")
+        command = systems.in_chroot(folder, ROOT, release.dist, f"{venv}; {install}; {program}")
     else:
         command = systems.in_container("linux/arm64", ROOT, release.dist, f"pip install --quiet {packages}; {program}")
     others = len(list((ROOT / "python" / "tests").rglob("test_*.py"))) - len(EMULATED_TESTS)
@@ -352,8 +352,8 @@ def aarch64_tests(release: Release) -> str:
 
 def folder_for_aarch64(release: Release, without_docker: str) -> Path:
     """Prepare and return a folder with Debian for aarch64, and with the packages of the tests."""
-    if lacking := systems.folder_lacks():
-        raise Skipped(f"{without_docker}; without it: {lacking}")
+    if obstacle := systems.chroot_obstacle():
+        raise Skipped(f"{without_docker}; without it: {obstacle}")
     folder = release.folder / "aarch64"
     if not (folder / "unpacked.txt").exists():
         shutil.rmtree(folder, ignore_errors=True)
@@ -362,7 +362,7 @@ def folder_for_aarch64(release: Release, without_docker: str) -> Path:
         for command in systems.unpack(folder):
             release.run(command)
         (folder / "unpacked.txt").touch()
-    probe = systems.in_folder(folder, ROOT, release.dist, "test $(uname -m) = aarch64")
+    probe = systems.in_chroot(folder, ROOT, release.dist, "test $(uname -m) = aarch64")
     if release.run(probe, is_fatal=False) != 0:
         raise Skipped(
             f"{without_docker}; without it: Linux 6.7 or later, with user namespaces that have binfmt handlers"

@@ -1,7 +1,8 @@
-"""Systems for the tests of a wheel: containers, or Debian for aarch64 in a folder. Standard library only.
+"""Systems for the tests of a wheel: containers, or a chroot with Debian for aarch64. Standard library only.
 
-The folder needs no docker. debootstrap fetches the packages, and dpkg-deb unpacks them. For the tests, qemu runs the
-programs of the folder in a user namespace with binfmt handlers of its own: the machine's settings stay as they are.
+The chroot needs no docker. debootstrap fetches the packages into a folder, and dpkg-deb unpacks them. For the tests,
+qemu runs the programs of the chroot in a user namespace with binfmt handlers of its own: the machine's settings stay
+as they are.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ OLDEST_IMAGE = "python:3.10-slim-buster"
 SUITE, SUITE_PYTHON = "bookworm", "3.11"
 PACKAGES = "python3,python3-venv,ca-certificates"
 QEMU = "qemu-aarch64-static"
-# Without these, there is no such folder.
+# The chroot needs these.
 PROGRAMS = ("chroot", "debootstrap", "dpkg-deb", "mount", QEMU, "unshare")
 
 # The start of an ELF file for aarch64, and the bits of it that count.
 _MAGIC = r"\x7fELF\x02\x01\x01\x00\x00\x00\x00\x00\x00\x00\x00\x00\x02\x00\xb7\x00"
 _MASK = r"\xff\xff\xff\xff\xff\xff\xff\x00\xff\xff\xff\xff\xff\xff\xff\xff\xfe\xff\xff\xff"
-# Arguments: the folder, the handler, the project, the folder of the wheels, the program.
+# Arguments: the folder of the chroot, the handler, the project, the folder of the wheels, the program.
 _ENTER = """
 mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc
 printf %s "$2" >/proc/sys/fs/binfmt_misc/register
@@ -38,7 +39,7 @@ exec chroot "$1" /usr/bin/env -i PATH=/usr/bin:/bin LC_ALL=C.UTF-8 sh -ec "$5"
 """
 
 
-def docker_lacks(platform: str) -> str | None:
+def docker_obstacle(platform: str) -> str | None:
     """Return why docker cannot run containers of this platform, or None."""
     if shutil.which("docker") is None:
         return "docker is not installed"
@@ -56,8 +57,8 @@ def in_container(platform: str, project: Path, dist: Path, program: str) -> list
     return ["docker", "run", "--rm", "--platform", platform, *mounts, OLDEST_IMAGE, "sh", "-ec", program]
 
 
-def folder_lacks() -> str | None:
-    """Return what this machine lacks to run aarch64 without docker, or None."""
+def chroot_obstacle() -> str | None:
+    """Return why this machine cannot run aarch64 without docker, or None."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"{', '.join(missing)} not installed"
@@ -65,7 +66,7 @@ def folder_lacks() -> str | None:
 
 
 def fetch(folder: Path) -> list[str | Path]:
-    """Return the command that fetches the packages of the system, and unpacks the first of them."""
+    """Return the command of debootstrap's first stage: it fetches the packages, and unpacks some."""
     what = ["--foreign", "--arch=arm64", "--variant=minbase", f"--include={PACKAGES}"]
     return ["debootstrap", *what, SUITE, folder]
 
@@ -76,8 +77,8 @@ def unpack(folder: Path) -> list[list[str | Path]]:
     return [["dpkg-deb", "--extract", package, folder] for package in packages]
 
 
-def in_folder(folder: Path, project: Path, dist: Path, program: str) -> list[str | Path]:
-    """Return the command that runs a program in the system of a folder. The project is read-only there."""
+def in_chroot(folder: Path, project: Path, dist: Path, program: str) -> list[str | Path]:
+    """Return the command that runs a program in a chroot. The project is read-only there."""
     handler = f":{QEMU}:M::{_MAGIC}:{_MASK}:{shutil.which(QEMU)}:F"
     namespaces = ["--user", "--map-root-user", "--mount", "--pid", "--fork", "--kill-child"]
     return ["unshare", *namespaces, "sh", "-ec", _ENTER, "sh", folder, handler, project, dist, program]

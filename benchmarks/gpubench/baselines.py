@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from common import cache, fio, handle_setting
 from common.not_offered import NotOffered
 from common.sync import sync
-from gpubench.tool import Group, Place, Tool, Where, needs_torch_cuda
+from gpubench.tool import Group, Setup, Tool, Where, needs_torch_cuda
 from gpubench.trial import best
 
 if TYPE_CHECKING:
@@ -29,9 +29,9 @@ class PythonCopy(Tool):
 
     name = "Python to pinned, then copy_"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._pinned = place.gpu.pinned(place.nbytes)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._pinned = setup.gpu.pinned(setup.nbytes)
         self._view: memoryview = memoryview(self._pinned.numpy())  # type: ignore[arg-type] # it has the protocol
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
@@ -45,7 +45,7 @@ class PythonCopy(Tool):
                 while count := file.readinto(self._view[at : at + _CHUNK_BYTES]):
                     at += count
             _check(at, len(self._view), self.name)
-            self.place.gpu.fill(target, self._pinned)
+            self.setup.gpu.fill(target, self._pinned)
 
         return action
 
@@ -53,7 +53,7 @@ class PythonCopy(Tool):
         """See the base."""
 
         def action() -> None:
-            self.place.gpu.drain(self._pinned, source)
+            self.setup.gpu.drain(self._pinned, source)
             at = 0
             with path.open("wb", buffering=0) as file:
                 while at < len(self._view):
@@ -68,8 +68,8 @@ class _Tuned(Tool, ABC):
 
     _candidates: Sequence[Any]
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         self._best: dict[str, Any] = {}
 
     def settings(self) -> str:
@@ -111,9 +111,9 @@ class DeepSpeed(_Tuned):
 
     name = "DeepSpeed aio_handle"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        needs_torch_cuda(setup, self.name)
         os.environ.setdefault("DS_ACCELERATOR", "cuda")
         from common import deepspeed_op  # noqa: PLC0415
 
@@ -166,9 +166,9 @@ class Kvikio(_Tuned):
     name = "kvikio"
     _candidates = (4, 8, 16)
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        needs_torch_cuda(setup, self.name)
         _load_libkvikio()
         import kvikio  # noqa: PLC0415
         import kvikio.defaults  # noqa: PLC0415
@@ -231,8 +231,8 @@ class Fio(_Tuned):
     group: Group = "fio"
     where: Where = "none"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         if fio.version() is None:
             raise NotOffered("fio is not installed")
         engines: tuple[fio.Engine, ...] = ("io_uring", "libaio")
@@ -249,16 +249,16 @@ class Fio(_Tuned):
 
     def _fastest(self, verb: Literal["read", "write"], path: Path) -> fio.FioSetting:
         def speed(one: fio.FioSetting) -> float:
-            return fio.transfer(one, verb, path, self.place.nbytes).gb_per_s
+            return fio.transfer(one, verb, path, self.setup.nbytes).gb_per_s
 
         speeds: dict[fio.FioSetting, float] = fio.measure_settings(self._candidates, speed)
         return fio.fastest(speeds)
 
     def _read(self, one: fio.FioSetting, target: Any, path: Path) -> Action:
-        return lambda: fio.transfer(one, "read", path, self.place.nbytes)
+        return lambda: fio.transfer(one, "read", path, self.setup.nbytes)
 
     def _write(self, one: fio.FioSetting, source: Any, path: Path) -> Action:
-        return lambda: fio.transfer(one, "write", path, self.place.nbytes)
+        return lambda: fio.transfer(one, "write", path, self.setup.nbytes)
 
 
 def _check(moved: int, wanted: int, who: str) -> None:

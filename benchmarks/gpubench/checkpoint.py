@@ -19,8 +19,8 @@ from common import cache
 from common.measure import Sample, timed
 from common.sync import sync
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, RowResult, construct, run_rounds
-from gpubench.tool import Group, Place, ToolBase
+from gpubench.rows import RoundLimits, RowResult, construct, run_rounds
+from gpubench.tool import Group, Setup, ToolBase
 
 OURS = "Checkpointer, async_"
 BASELINE = "torch.save, fsync"
@@ -36,14 +36,14 @@ _SAVE_S_MAX = 60.0
 class Training:
     """A loop that trains a stack of linear layers on the GPU."""
 
-    def __init__(self, place: Place) -> None:
-        width = max(8, int((place.nbytes / _STATE_BYTES / _LAYERS) ** 0.5) // 8 * 8)
-        device = place.gpu.compute
+    def __init__(self, setup: Setup) -> None:
+        width = max(8, int((setup.nbytes / _STATE_BYTES / _LAYERS) ** 0.5) // 8 * 8)
+        device = setup.gpu.compute
         torch.manual_seed(11)
         with torch.device(device):
             layers = [torch.nn.Linear(width, width, bias=False) for _ in range(_LAYERS)]
             self._batch = torch.randn(_BATCH, width)
-        self._wait = place.gpu.wait
+        self._wait = setup.gpu.wait
         self._model = torch.nn.Sequential(*layers)
         self.optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3, fused=True)
         self.step()
@@ -65,9 +65,9 @@ class Training:
 class Saver(ToolBase, ABC):
     """One way to save the state of a training run."""
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self.folder = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=place.scratch))
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self.folder = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=setup.scratch))
 
     def open(self, training: Training) -> None:
         """Prepare for this training run; not timed."""
@@ -98,10 +98,10 @@ class Async(Saver):
     name = OURS
     group: Group = "deepnvme"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         # Its pinned memory holds the whole state, so that `save` waits for copies only.
-        self.checkpointer = deepnvme.Checkpointer(self.folder, keep=1, async_=True, memory=place.nbytes * 9 // 8)
+        self.checkpointer = deepnvme.Checkpointer(self.folder, keep=1, async_=True, memory=setup.nbytes * 9 // 8)
 
     def save(self, step: int, state: Any) -> None:
         """See the base."""
@@ -163,13 +163,13 @@ class TorchSave(Saver):
 KINDS: tuple[type[Saver], ...] = (Async, Overlap, TorchSave)
 
 
-def checkpoint(place: Place, row: RowResult, pace: Pace) -> RowResult:
+def checkpoint(setup: Setup, row: RowResult, limits: RoundLimits) -> RowResult:
     """Train, save, and train on until the checkpoint is on disk."""
-    row.title = f"checkpoint of {size_text(place.nbytes)} of a training run on the GPU, until it is on disk"
+    row.title = f"checkpoint of {size_text(setup.nbytes)} of a training run on the GPU, until it is on disk"
     row.ours = OURS
-    row.note(place.gpu.compute_note)
-    tools = construct(row, KINDS, place, pace)
-    training = Training(place)
+    row.note(setup.gpu.compute_note)
+    tools = construct(row, KINDS, setup, limits)
+    training = Training(setup)
     saved = 0
 
     def once(one: Saver, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
@@ -207,7 +207,7 @@ def checkpoint(place: Place, row: RowResult, pace: Pace) -> RowResult:
         _compare(one.name, deepnvme.load(path, progress=False), kept)
         return replace(sample, bytes_moved=path.stat().st_size, extra=extra)
 
-    return run_rounds(row, tools, pace, once)
+    return run_rounds(row, tools, limits, once)
 
 
 def _copied(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from gpubench.tool import Place
+from gpubench.tool import Setup
 
 _PAGE_BYTES = 4096
 _PAGES_COMPARED = 256
@@ -23,12 +23,12 @@ class Mismatch(Exception):
     """Bytes that were read or written differ from the expected ones."""
 
 
-def compare_state(place: Place, state: Any, model: dict[str, torch.Tensor], *, whole: bool) -> None:
+def compare_state(setup: Setup, state: Any, model: dict[str, torch.Tensor], *, whole: bool) -> None:
     """Compare all tensors, or each seventh."""
     if set(state) != set(model):
         raise Mismatch(f"{len(state)} tensors instead of {len(model)}")
     for index, (name, tensor) in enumerate(model.items()):
-        if (whole or index % 7 == 0) and not place.gpu.same(state[name], tensor):
+        if (whole or index % 7 == 0) and not setup.gpu.same(state[name], tensor):
             raise Mismatch(f"{name} is not what was saved")
 
 

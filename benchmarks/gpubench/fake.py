@@ -47,7 +47,7 @@ class FakeGpu:
         """See the protocol."""
         host.copy_(self._gpu.to_host(source))
 
-    def spoil(self, target: torch.Tensor) -> None:
+    def overwrite(self, target: torch.Tensor) -> None:
         """See the protocol."""
         self._gpu.driver.poke(target.data_ptr(), b"\xa5" * target.nbytes)
 

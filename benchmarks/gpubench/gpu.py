@@ -34,7 +34,7 @@ class Gpu(Protocol):
     def drain(self, host: torch.Tensor, source: torch.Tensor) -> None:
         """``host.copy_(source)``, and wait."""
 
-    def spoil(self, target: torch.Tensor) -> None:
+    def overwrite(self, target: torch.Tensor) -> None:
         """Overwrite a tensor, so that what was there before cannot pass for what is read."""
 
     def same(self, tensor: torch.Tensor, host: torch.Tensor) -> bool:
@@ -79,7 +79,7 @@ class RealGpu:
         host.copy_(source, non_blocking=True)
         torch.cuda.synchronize()
 
-    def spoil(self, target: torch.Tensor) -> None:
+    def overwrite(self, target: torch.Tensor) -> None:
         """See the protocol."""
         target.view(torch.uint8).fill_(0xA5)
         torch.cuda.synchronize()

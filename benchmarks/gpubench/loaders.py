@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpubench.tool import Loader, OwnEngine, Place, needs_torch_cuda
+from gpubench.tool import Loader, OwnEngine, Setup, needs_torch_cuda
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ class Deepnvme(OwnEngine, Loader):
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
-        return self.place.gpu.load(str(path), self.engine)
+        return self.setup.gpu.load(str(path), self.engine)
 
 
 class DeepnvmeGds(Deepnvme):
@@ -47,16 +47,16 @@ class TorchLoad(Loader):
     name = "torch.load, .pt"
     suffix = ".pt"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        needs_torch_cuda(setup, self.name)
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
         import torch  # noqa: PLC0415
 
         state: dict[str, torch.Tensor] = torch.load(
-            path, map_location=self.place.gpu.device, weights_only=True, mmap=False
+            path, map_location=self.setup.gpu.device, weights_only=True, mmap=False
         )
         return state
 
@@ -67,14 +67,14 @@ class FastSafetensors(Loader):
     name = "fastsafetensors"
     without_gds = True
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        needs_torch_cuda(setup, self.name)
         import torch  # noqa: PLC0415
         from fastsafetensors import SafeTensorsFileLoader, SingleGroup  # noqa: PLC0415
 
         self._make: Any = lambda: SafeTensorsFileLoader(
-            SingleGroup(), torch.device(place.gpu.device), nogds=self.without_gds
+            SingleGroup(), torch.device(setup.gpu.device), nogds=self.without_gds
         )
         self._to_close: list[Any] = []
 
@@ -114,9 +114,9 @@ class _PackageLoader(Loader):
     module: ClassVar[str]
     function: ClassVar[str]
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        needs_torch_cuda(place, self.name)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        needs_torch_cuda(setup, self.name)
         self._function: Any = getattr(importlib.import_module(self.module), self.function)
 
 
@@ -129,7 +129,7 @@ class Safetensors(_PackageLoader):
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
-        state: dict[str, torch.Tensor] = self._function(path, device=self.place.gpu.device)
+        state: dict[str, torch.Tensor] = self._function(path, device=self.setup.gpu.device)
         return state
 
 
@@ -142,7 +142,7 @@ class Runai(_PackageLoader):
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base. Tensors that the streamer yields on the host go to the GPU, as in SGLang and vLLM."""
-        device = self.place.gpu.device
+        device = self.setup.gpu.device
         with self._function() as streamer:
             streamer.stream_file(str(path), device=device)
             return {name: tensor.to(device, non_blocking=True) for name, tensor in streamer.get_tensors()}
@@ -157,7 +157,7 @@ class InstantTensor(_PackageLoader):
 
     def load(self, path: Path) -> dict[str, torch.Tensor]:
         """See the base."""
-        with self._function(str(path), framework="pt", device=self.place.gpu.device) as file:
+        with self._function(str(path), framework="pt", device=self.setup.gpu.device) as file:
             return dict(file.tensors())
 
 

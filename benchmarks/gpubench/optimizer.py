@@ -12,8 +12,8 @@ import torch
 from common.measure import Sample, timed
 from common.not_offered import NotOffered
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, RowResult, construct, run_rounds
-from gpubench.tool import Group, Place, ToolBase
+from gpubench.rows import RoundLimits, RowResult, construct, run_rounds
+from gpubench.tool import Group, Setup, ToolBase
 
 OURS = "deepnvme.optim, state on disk, through the host"
 CEILING = "torch fused, all on the GPU"
@@ -37,8 +37,8 @@ class Stepper(ToolBase, ABC):
     #: It rounds as torch's plain loop does on the host.
     is_exact = False
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         self.parameters: list[torch.Tensor] = []
         self.steps = 0
         self._optimizer: Any = None
@@ -99,7 +99,7 @@ class ThroughHost(Stepper):
 
     def open(self, values: list[torch.Tensor], gradients: list[torch.Tensor]) -> None:
         """See the base."""
-        gpu = self.place.gpu
+        gpu = self.setup.gpu
         self.parameters = [value.clone() for value in values]
         self._gradients = gradients
         self._host: list[torch.Tensor] = []
@@ -115,7 +115,7 @@ class ThroughHost(Stepper):
 
     def step(self) -> None:
         """See the base."""
-        copy = self.place.gpu.copy
+        copy = self.setup.gpu.copy
         with torch.no_grad():
             for held, gradient in zip(self._host_gradients, self._gradients, strict=True):
                 copy(held, gradient)
@@ -142,7 +142,7 @@ class OnDisk(ThroughHost):
 
     def _make(self, parameters: list[torch.Tensor]) -> Any:
         memory = sum(each.numel() for each in parameters) * _STATE_BYTES // _MEMORY_DIVISOR
-        return deepnvme.optim.AdamW(parameters, swap_dir=self.place.scratch, memory=memory, **_SETTINGS)
+        return deepnvme.optim.AdamW(parameters, swap_dir=self.setup.scratch, memory=memory, **_SETTINGS)
 
 
 class StateInMemory(ThroughHost):
@@ -190,21 +190,21 @@ class _Expected:
         return self._after[steps]
 
 
-def optimizer(place: Place, row: RowResult, pace: Pace) -> RowResult:
+def optimizer(setup: Setup, row: RowResult, limits: RoundLimits) -> RowResult:
     """Step fp32 parameters on the GPU. Each has a gradient there, and two moments."""
-    elements = max(_TENSORS * 1024, place.nbytes // _STATE_BYTES)
+    elements = max(_TENSORS * 1024, setup.nbytes // _STATE_BYTES)
     row.title = (
         f"AdamW step of {elements / 1e6:.1f} million fp32 parameters on the GPU; bytes are the state, "
-        f"{size_text(place.nbytes)}"
+        f"{size_text(setup.nbytes)}"
     )
     row.ours, row.reference = OURS, CEILING
     row.counterparts = {TorchOnHost.name: StateInMemory.name}
-    row.note(place.gpu.compute_note)
-    tools = construct(row, KINDS, place, pace)
+    row.note(setup.gpu.compute_note)
+    tools = construct(row, KINDS, setup, limits)
     torch.manual_seed(7)
     shape = (_TENSORS, elements // _TENSORS)
-    values = list(torch.randn(shape, device=place.gpu.compute))
-    gradients = list(torch.randn(shape, device=place.gpu.compute).mul_(0.01))
+    values = list(torch.randn(shape, device=setup.gpu.compute))
+    gradients = list(torch.randn(shape, device=setup.gpu.compute).mul_(0.01))
     expected = _Expected(values, gradients)
     nbytes = sum(value.numel() for value in values) * _STATE_BYTES
 
@@ -214,14 +214,14 @@ def optimizer(place: Place, row: RowResult, pace: Pace) -> RowResult:
 
         def action() -> None:
             one.step()
-            place.gpu.wait()
+            setup.gpu.wait()
 
         sample, _ = timed(action, nbytes)
         one.steps += 1
         _compare(one, expected.after(one.steps))
         return replace(sample, extra={"step_s": sample.wall_s})
 
-    return run_rounds(row, tools, pace, once)
+    return run_rounds(row, tools, limits, once)
 
 
 def _compare(one: Stepper, wanted: torch.Tensor) -> None:

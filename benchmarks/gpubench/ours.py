@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from gpubench.tool import Group, OwnEngine, Place, Tool, Where
+from gpubench.tool import Group, OwnEngine, Setup, Tool, Where
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,9 +62,9 @@ class ThenCopy(Bounce):
     name = THEN_COPY
     group: Group = "baseline"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
-        self._pinned = place.gpu.pinned(place.nbytes)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._pinned = setup.gpu.pinned(setup.nbytes)
 
     def read(self, target: torch.Tensor, path: Path) -> Action:
         """See the base."""
@@ -73,7 +73,7 @@ class ThenCopy(Bounce):
 
         def action() -> None:
             self.engine.read(self._pinned, path)
-            self.place.gpu.fill(target, self._pinned)
+            self.setup.gpu.fill(target, self._pinned)
 
         return action
 
@@ -81,7 +81,7 @@ class ThenCopy(Bounce):
         """See the base."""
 
         def action() -> None:
-            self.place.gpu.drain(self._pinned, source)
+            self.setup.gpu.drain(self._pinned, source)
             self.engine.write(self._pinned, path, durability="full")
 
         return action

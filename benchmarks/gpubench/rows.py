@@ -12,7 +12,7 @@ from typing import Any
 from common import cache
 from common.measure import Sample
 from common.round_order import order
-from gpubench.tool import Place, reason
+from gpubench.tool import Setup, reason
 
 
 @dataclass
@@ -76,7 +76,7 @@ def _save_nothing(_: RowResult) -> None:
 
 
 @dataclass(frozen=True)
-class Pace:
+class RoundLimits:
     """How many rounds are counted, and after how many seconds a row begins no other one.
 
     A turn is one round of a tool, or its construction or close.
@@ -88,7 +88,7 @@ class Pace:
     save: Callable[[RowResult], None] = _save_nothing
 
 
-def construct(row: RowResult, kinds: Sequence[Any], place: Place, pace: Pace) -> list[Any]:
+def construct(row: RowResult, kinds: Sequence[Any], setup: Setup, limits: RoundLimits) -> list[Any]:
     """Construct the tools of a row that run here. The others are left out with the reason."""
     row.groups = {kind.name: kind.group for kind in kinds}
     found: list[Any] = []
@@ -96,13 +96,13 @@ def construct(row: RowResult, kinds: Sequence[Any], place: Place, pace: Pace) ->
         if kind.name in row.left_out:
             continue
         row.begin(f"constructing {kind.name}", kind.name)
-        pace.save(row)
+        limits.save(row)
         try:
-            found.append(kind(place))
+            found.append(kind(setup))
         except Exception as error:  # noqa: BLE001 - any error of a baseline is a reason
             row.drop(kind.name, reason(error))
     row.begin("preparing")
-    pace.save(row)
+    limits.save(row)
     return found
 
 
@@ -110,20 +110,22 @@ def construct(row: RowResult, kinds: Sequence[Any], place: Place, pace: Pace) ->
 _FIRST_ROUND = 1.5
 
 
-def run_rounds(row: RowResult, tools: Sequence[Any], pace: Pace, once: Callable[[Any, bool], Sample]) -> RowResult:
+def run_rounds(
+    row: RowResult, tools: Sequence[Any], limits: RoundLimits, once: Callable[[Any, bool], Sample]
+) -> RowResult:
     """Run every tool once in each round; the first round is not counted."""
     start = time.monotonic()
-    end, first_end = start + pace.rounds_s, start + pace.rounds_s * _FIRST_ROUND
-    for index in range(pace.rounds + 1):
+    end, first_end = start + limits.rounds_s, start + limits.rounds_s * _FIRST_ROUND
+    for index in range(limits.rounds + 1):
         if index > 1 and time.monotonic() > end:
-            row.note(f"{index - 1} of {pace.rounds} rounds: the time was over")
+            row.note(f"{index - 1} of {limits.rounds} rounds: the time was over")
             break
         for one in order([one for one in tools if one.name not in row.left_out], index):
             if index == 0 and time.monotonic() > first_end and one.name not in (row.ours, row.reference):
                 row.drop(one.name, "the time of its row was over before its turn")
                 continue
             row.begin(f"{one.name}, round {index}", one.name)
-            pace.save(row)
+            limits.save(row)
             try:
                 sample = once(one, index == 0)
             except Exception as error:  # noqa: BLE001 - an error of a baseline must not end the others' run
@@ -135,13 +137,13 @@ def run_rounds(row: RowResult, tools: Sequence[Any], pace: Pace, once: Callable[
                 print(f"{row.key:10} round {index}  {one.name:40} {sample.gb_per_s:7.2f} GB/s", file=sys.stderr)
     for one in tools:
         row.begin(f"closing {one.name}", one.name)
-        pace.save(row)
+        limits.save(row)
         try:
             one.close()
         except Exception as error:  # noqa: BLE001 - the other tools must be closed
             row.note(f"{one.name} failed to close: {reason(error)}")
     row.begin("done")
-    pace.save(row)
+    limits.save(row)
     return row
 
 

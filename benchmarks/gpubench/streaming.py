@@ -17,8 +17,8 @@ from common import cache, generation
 from common.measure import Sample, timed
 from common.not_offered import NotOffered
 from gpubench.data import Mismatch, size_text
-from gpubench.rows import Pace, RowResult, construct, make_cold_or_note, run_rounds
-from gpubench.tool import Group, Place, ToolBase
+from gpubench.rows import RoundLimits, RowResult, construct, make_cold_or_note, run_rounds
+from gpubench.tool import Group, Setup, ToolBase
 
 OURS = "deepnvme.stream"
 CEILING = "model in GPU memory"
@@ -60,7 +60,7 @@ class Streamed(Generator):
 
     def open(self, folder: Path, nbytes: int) -> None:
         """See the base."""
-        self.model = deepnvme.stream(folder, memory=nbytes // _MEMORY_DIVISOR, device=self.place.gpu.compute)
+        self.model = deepnvme.stream(folder, memory=nbytes // _MEMORY_DIVISOR, device=self.setup.gpu.compute)
 
     def bytes_read(self) -> int:
         """See the base."""
@@ -82,8 +82,8 @@ class ModelOnGpu(Generator):
     def open(self, folder: Path, nbytes: int) -> None:
         """See the base."""
         model = _transformers().AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-        self.model = model.to(self.place.gpu.compute).eval()
-        if self.place.gpu.compute == "cpu":
+        self.model = model.to(self.setup.gpu.compute).eval()
+        if self.setup.gpu.compute == "cpu":
             # Its weights are pages of the files, which are read at their first use.
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.clone()
@@ -94,8 +94,8 @@ class Accelerate(Generator):
 
     name = "accelerate, disk offload"
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         import accelerate  # noqa: PLC0415
 
         self._version: str = accelerate.__version__
@@ -108,7 +108,7 @@ class Accelerate(Generator):
     def open(self, folder: Path, nbytes: int) -> None:
         """See the base: one layer's memory stays free for the layer that is loaded."""
         self._kept = max(0, _LAYERS // _MEMORY_DIVISOR - 1)
-        device = self.place.gpu.compute
+        device = self.setup.gpu.compute
         places = {f"model.layers.{index}": device if index < self._kept else "disk" for index in range(_LAYERS)}
         ends = dict.fromkeys(("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"), device)
         self.model = (
@@ -117,7 +117,7 @@ class Accelerate(Generator):
                 folder,
                 dtype=torch.bfloat16,
                 device_map={**places, **ends},
-                offload_folder=self.place.scratch / "offload",
+                offload_folder=self.setup.scratch / "offload",
             )
             .eval()
         )
@@ -126,21 +126,21 @@ class Accelerate(Generator):
 KINDS: tuple[type[Generator], ...] = (Streamed, ModelOnGpu, Accelerate)
 
 
-def stream(place: Place, row: RowResult, pace: Pace) -> RowResult:
+def stream(setup: Setup, row: RowResult, limits: RoundLimits) -> RowResult:
     """Generate a few tokens with each tool. All must generate the same."""
     row.title = (
         f"{_BATCH} sequences of {_PROMPT_TOKENS} + {_NEW_TOKENS} tokens from a model of about "
-        f"{size_text(place.model_nbytes)}, a third of it on the GPU; bytes are weights used"
+        f"{size_text(setup.model_nbytes)}, a third of it on the GPU; bytes are weights used"
     )
     row.ours, row.reference = OURS, CEILING
-    row.note(place.gpu.compute_note)
+    row.note(setup.gpu.compute_note)
     try:
         import transformers  # noqa: F401, PLC0415
     except ImportError as error:
         raise NotOffered(f"transformers is not installed ({error})") from error
-    tools = construct(row, KINDS, place, pace)
-    folder = place.scratch / "model"
-    nbytes, prompt, expected = _make_model(place, folder)
+    tools = construct(row, KINDS, setup, limits)
+    folder = setup.scratch / "model"
+    nbytes, prompt, expected = _make_model(setup, folder)
     files = sorted(folder.glob("*.safetensors"))
 
     def once(one: Generator, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
@@ -149,7 +149,7 @@ def stream(place: Place, row: RowResult, pace: Pace) -> RowResult:
         for file in files:
             make_cold_or_note(file, row)
         before = one.bytes_read()
-        sample, tokens = _generate(one, place, prompt, nbytes, files if one.starts_cold else [])
+        sample, tokens = _generate(one, setup, prompt, nbytes, files if one.starts_cold else [])
         if not torch.equal(tokens, expected):
             raise Mismatch(f"{one.name} generates other tokens than the model in memory")
         speeds = {"tokens_per_s": _BATCH * _NEW_TOKENS / sample.wall_s}
@@ -157,11 +157,11 @@ def stream(place: Place, row: RowResult, pace: Pace) -> RowResult:
             speeds["read_gb_per_s"] = read / sample.wall_s / 1e9
         return replace(sample, extra=speeds)
 
-    return run_rounds(row, tools, pace, once)
+    return run_rounds(row, tools, limits, once)
 
 
 def _generate(
-    one: Generator, place: Place, prompt: torch.Tensor, nbytes: int, dropped: Sequence[Path]
+    one: Generator, setup: Setup, prompt: torch.Tensor, nbytes: int, dropped: Sequence[Path]
 ) -> tuple[Sample, torch.Tensor]:
     """Generate greedily. Before each token, files are dropped from the page cache; that time is not counted."""
     dropping_s = 0.0
@@ -175,7 +175,7 @@ def _generate(
 
     def action() -> Any:
         tokens = generation.generate(one.model, prompt, _NEW_TOKENS)
-        place.gpu.wait()
+        setup.gpu.wait()
         return tokens
 
     hook = one.model.register_forward_pre_hook(drop)
@@ -187,10 +187,10 @@ def _generate(
     return replace(sample, wall_s=sample.wall_s - dropping_s), found[:, prompt.shape[1] :].cpu()
 
 
-def _make_model(place: Place, folder: Path) -> tuple[int, torch.Tensor, torch.Tensor]:
+def _make_model(setup: Setup, folder: Path) -> tuple[int, torch.Tensor, torch.Tensor]:
     """Save a random Llama. Returns its bytes, a prompt, and the tokens that it generates in memory."""
     transformers = _transformers()
-    heads = max(1, int((place.model_nbytes / 2 / _LAYERS / 12) ** 0.5) // _HEAD_DIM)
+    heads = max(1, int((setup.model_nbytes / 2 / _LAYERS / 12) ** 0.5) // _HEAD_DIM)
     width = heads * _HEAD_DIM
     config = transformers.LlamaConfig(
         vocab_size=_VOCABULARY,
@@ -201,16 +201,16 @@ def _make_model(place: Place, folder: Path) -> tuple[int, torch.Tensor, torch.Te
         num_key_value_heads=heads,
     )
     torch.manual_seed(5)
-    with torch.device(place.gpu.compute):
+    with torch.device(setup.gpu.compute):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         prompt = torch.randint(0, _VOCABULARY, (_BATCH, _PROMPT_TOKENS))
     model.save_pretrained(folder)
     nbytes = sum(one.nbytes for one in model.parameters())
     del model
     # Load it as the tools do: buffers of a model that was made on the GPU may differ in the last bits.
-    loaded = ModelOnGpu(place)
+    loaded = ModelOnGpu(setup)
     loaded.open(folder, nbytes)
-    _, tokens = _generate(loaded, place, prompt, nbytes, [])
+    _, tokens = _generate(loaded, setup, prompt, nbytes, [])
     loaded.close()
     return nbytes, prompt, tokens
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import deepnvme
 
 from gpubench.data import random_bytes
-from gpubench.rows import Pace, RowResult, make_cold_or_note
-from gpubench.tool import Place, reason
+from gpubench.rows import RoundLimits, RowResult, make_cold_or_note
+from gpubench.tool import Setup, reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,14 +29,14 @@ _KEPT = (
 )
 
 
-def record(place: Place, row: RowResult, pace: Pace, stem: Path) -> RowResult:
+def record(setup: Setup, row: RowResult, limits: RoundLimits, stem: Path) -> RowResult:
     """Read and write with bounce buffers, once each to warm up and once recorded; metrics by kind.
 
     ``<stem>-read.html`` and ``-write.html`` are pages, the ``.trace.json`` files next to them are for Perfetto.
     """
     row.title = "one recorded read and write"
-    path = place.scratch / "timeline.bin"
-    tensor = place.gpu.tensor(random_bytes(place.nbytes))
+    path = setup.scratch / "timeline.bin"
+    tensor = setup.gpu.tensor(random_bytes(setup.nbytes))
     with deepnvme.Engine() as engine:
 
         def read() -> None:
@@ -48,7 +48,7 @@ def record(place: Place, row: RowResult, pace: Pace, stem: Path) -> RowResult:
         steps: tuple[tuple[str, Callable[[], None]], ...] = (("write", write), ("read", read))
         for kind, step in steps:
             row.begin(f"timeline of a {kind}")
-            pace.save(row)
+            limits.save(row)
             try:
                 step()
                 if kind == "read":

@@ -28,7 +28,7 @@ Group = Literal["deepnvme", "host", "ceiling", "baseline", "fio"]
 
 
 @dataclass(frozen=True)
-class Place:
+class Setup:
     """The GPU, the folder and the sizes that tools work with."""
 
     gpu: Gpu
@@ -44,8 +44,8 @@ class ToolBase:
     name = ""
     group: Group = "baseline"
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
 
     def settings(self) -> str:
         """Return the settings in use, for the record."""
@@ -61,8 +61,8 @@ class OwnEngine(ToolBase):
     group: Group = "deepnvme"
     options: ClassVar[dict[str, str]] = {}
 
-    def __init__(self, place: Place) -> None:
-        super().__init__(place)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
         self.engine = deepnvme.Engine(**self.options)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ def reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[:300]}{call}"
 
 
-def needs_torch_cuda(place: Place, name: str) -> None:
+def needs_torch_cuda(setup: Setup, name: str) -> None:
     """Raise `NotOffered` if torch reaches no GPU: only deepnvme knows the fake driver."""
-    if not place.gpu.is_real:
+    if not setup.gpu.is_real:
         raise NotOffered(f"{name} uses torch's CUDA, which reaches no GPU here")

@@ -12,8 +12,8 @@ from common import cache
 from common.measure import Sample, timed
 from gpubench import baselines, ours
 from gpubench.data import Mismatch, compare_file, random_bytes, size_text
-from gpubench.rows import Pace, RowResult, construct, make_cold_or_note, run_rounds
-from gpubench.tool import Place, Tool
+from gpubench.rows import RoundLimits, RowResult, construct, make_cold_or_note, run_rounds
+from gpubench.tool import Setup, Tool
 
 KINDS: tuple[type[Tool], ...] = (
     ours.Bounce,
@@ -27,33 +27,33 @@ KINDS: tuple[type[Tool], ...] = (
 )
 
 
-def read(place: Place, row: RowResult, pace: Pace) -> RowResult:
-    """Fill a tensor from a cold file."""
-    return Transfers(place).read(row, pace)
+def read(setup: Setup, row: RowResult, limits: RoundLimits) -> RowResult:
+    """Fill in the row `read`."""
+    return Transfers(setup).read(row, limits)
 
 
-def write(place: Place, row: RowResult, pace: Pace) -> RowResult:
-    """Write a tensor to a new file, durably."""
-    return Transfers(place).write(row, pace)
+def write(setup: Setup, row: RowResult, limits: RoundLimits) -> RowResult:
+    """Fill in the row `write`."""
+    return Transfers(setup).write(row, limits)
 
 
 class Transfers:
     """Reads and writes of one tensor of random bytes."""
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self.host = random_bytes(place.nbytes)
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.host = random_bytes(setup.nbytes)
 
-    def read(self, row: RowResult, pace: Pace) -> RowResult:
+    def read(self, row: RowResult, limits: RoundLimits) -> RowResult:
         """Fill a tensor from a cold file."""
-        row.title = f"cold read of {size_text(self.place.nbytes)} into a tensor on the GPU"
+        row.title = f"cold read of {size_text(self.setup.nbytes)} into a tensor on the GPU"
         row.ours, row.reference = ours.BOUNCE, ours.HOST
-        tools = construct(row, KINDS, self.place, pace)
-        path = self.place.scratch / "read.bin"
+        tools = construct(row, KINDS, self.setup, limits)
+        path = self.setup.scratch / "read.bin"
         deepnvme.write(self.host, path, durability="data")
         targets = {
-            "gpu": self.place.gpu.tensor(self.host),
-            "host": self.place.gpu.pinned(self.place.nbytes),
+            "gpu": self.setup.gpu.tensor(self.host),
+            "host": self.setup.gpu.pinned(self.setup.nbytes),
             "none": None,
         }
 
@@ -61,7 +61,7 @@ class Transfers:
             target: Any = targets[one.where]
             if is_first:
                 one.prepare_read(target, path, lambda: make_cold_or_note(path, row))
-            self._spoil(one, target)
+            self._overwrite(one, target)
             action = one.read(target, path)
             make_cold_or_note(path, row)
             sample = self._timed(action)
@@ -69,19 +69,19 @@ class Transfers:
             return sample
 
         try:
-            return run_rounds(row, tools, pace, once)
+            return run_rounds(row, tools, limits, once)
         finally:
             path.unlink(missing_ok=True)
 
-    def write(self, row: RowResult, pace: Pace) -> RowResult:
+    def write(self, row: RowResult, limits: RoundLimits) -> RowResult:
         """Write a tensor to a new file, durably."""
-        row.title = f"durable write of {size_text(self.place.nbytes)} from a tensor on the GPU"
+        row.title = f"durable write of {size_text(self.setup.nbytes)} from a tensor on the GPU"
         row.ours, row.reference = ours.BOUNCE, ours.HOST
-        tools = construct(row, KINDS, self.place, pace)
-        path = self.place.scratch / "write.bin"
-        pinned = self.place.gpu.pinned(self.place.nbytes)
+        tools = construct(row, KINDS, self.setup, limits)
+        path = self.setup.scratch / "write.bin"
+        pinned = self.setup.gpu.pinned(self.setup.nbytes)
         pinned.copy_(self.host)
-        sources = {"gpu": self.place.gpu.tensor(self.host), "host": pinned, "none": None}
+        sources = {"gpu": self.setup.gpu.tensor(self.host), "host": pinned, "none": None}
 
         def once(one: Tool, is_first: bool) -> Sample:  # noqa: FBT001 - the first round, or a later one
             source: Any = sources[one.where]
@@ -97,27 +97,27 @@ class Transfers:
             return sample
 
         try:
-            return run_rounds(row, tools, pace, once)
+            return run_rounds(row, tools, limits, once)
         finally:
             path.unlink(missing_ok=True)
 
     def _timed(self, action: Callable[[], object]) -> Sample:
         def whole() -> object:
             value = action()
-            self.place.gpu.wait()
+            self.setup.gpu.wait()
             return value
 
-        return timed(whole, self.place.nbytes)[0]
+        return timed(whole, self.setup.nbytes)[0]
 
-    def _spoil(self, one: Tool, target: Any) -> None:
+    def _overwrite(self, one: Tool, target: Any) -> None:
         if one.where == "gpu":
-            self.place.gpu.spoil(target)
+            self.setup.gpu.overwrite(target)
         elif one.where == "host":
             target.fill_(0xA5)
 
     def _verify_read(self, one: Tool, target: Any) -> None:
         if one.where == "none":
             return
-        is_right = self.place.gpu.same(target, self.host) if one.where == "gpu" else torch.equal(target, self.host)
+        is_right = self.setup.gpu.same(target, self.host) if one.where == "gpu" else torch.equal(target, self.host)
         if not is_right:
             raise Mismatch(f"{one.name} read other bytes than the file has")

@@ -17,12 +17,12 @@ from gpubench.gpu import Gpu, RealGpu
 from gpubench.job import Job
 from gpubench.load import load
 from gpubench.optimizer import optimizer
-from gpubench.rows import Pace, RowResult
+from gpubench.rows import RoundLimits, RowResult
 from gpubench.streaming import stream
-from gpubench.tool import Place, reason
+from gpubench.tool import Setup, reason
 from gpubench.transfers import read, write
 
-ROWS: dict[str, Callable[[Place, RowResult, Pace], RowResult]] = {
+ROWS: dict[str, Callable[[Setup, RowResult, RoundLimits], RowResult]] = {
     "read": read,
     "write": write,
     "load": load,
@@ -56,12 +56,12 @@ def run_row(job: Job, gpu: Gpu | None = None) -> RowResult:
     try:
         gpu = gpu or _gpu(is_rehearsal=job.is_rehearsal)
         facts.update(gpu.facts())
-        place = Place(gpu, scratch, job.nbytes, job.model_nbytes)
-        pace = Pace(job.rounds, job.rounds_s, save)
+        setup = Setup(gpu, scratch, job.nbytes, job.model_nbytes)
+        limits = RoundLimits(job.rounds, job.rounds_s, save)
         if job.key == TIMELINE:
-            timeline.record(place, row, pace, Path(job.stem))
+            timeline.record(setup, row, limits, Path(job.stem))
         else:
-            ROWS[job.key](place, row, pace)
+            ROWS[job.key](setup, row, limits)
     except NotOffered as error:
         row.not_offered = str(error)
     except Exception as error:  # noqa: BLE001 - the other rows run without this one

@@ -17,7 +17,7 @@ import torch
 
 from common import cache, fio
 from common.sync import sync
-from swapbench.fio_mixed import Mixed, lay_out
+from swapbench.fio_mixed import MixedJob, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _READ = fio.FioSetting("libaio", 1 << 20, 32, huge=False)
-_MIXED = Mixed(fio.FioSetting("io_uring", 1 << 20, 16, huge=False))
+_MIXED = MixedJob(fio.FioSetting("io_uring", 1 << 20, 16, huge=False))
 _BATCH = fio.FioSetting("io_uring", 4096, 128, huge=False)
 _PIECES = 10_000
 _IN_MEMORY = 2_000  # items, and small parameters

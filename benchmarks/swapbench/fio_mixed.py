@@ -18,16 +18,15 @@ if TYPE_CHECKING:
 _BLOCK_BYTES = 1 << 20
 ENGINES: tuple[Engine, ...] = ("io_uring", "libaio")
 DEPTHS = (8, 16, 32, 64)
-# Enough for the deepest queue and for the rest of fio.
+# Huge pages to reserve for fio: more than the buffers of its deepest queue.
 HUGE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
-class Mixed:
-    """One fio job."""
+class MixedJob:
+    """One fio job of random reads and writes."""
 
     setting: FioSetting
-    """Its buffers are in huge pages, like the swapper's memory, if there are any."""
 
     def __str__(self) -> str:
         return f"fio randrw {self.setting}"
@@ -75,16 +74,21 @@ def lay_out(path: Path, nbytes: int) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def best_of_fio(path: Path, nbytes: int, disk: DiskIdleProbe, *, is_huge: bool) -> tuple[Mixed, dict[str, float]]:
-    """Try some settings. Returns the best, and the speed of each that runs here."""
+def best_of_fio(
+    path: Path, nbytes: int, disk: DiskIdleProbe, *, is_huge: bool
+) -> tuple[MixedJob, dict[str, float]]:
+    """Try some settings. Returns the best, and the speed of each that runs here.
+
+    With `is_huge`, fio's buffers are in huge pages, like the swapper's memory.
+    """
     lay_out(path, nbytes)
 
-    def bytes_per_s(job: Mixed) -> float:
+    def bytes_per_s(job: MixedJob) -> float:
         disk.wait()
         speed = job.run(path, nbytes // 2)
         print(f"{job}: {speed / 1e9:.2f} GB/s", file=sys.stderr, flush=True)
         return speed
 
     settings = [FioSetting(engine, _BLOCK_BYTES, depth, is_huge) for engine in ENGINES for depth in DEPTHS]
-    speeds = measure_settings(map(Mixed, settings), bytes_per_s)
+    speeds = measure_settings(map(MixedJob, settings), bytes_per_s)
     return fastest(speeds), {str(job): speed for job, speed in speeds.items()}

@@ -12,7 +12,7 @@ from typing import Any
 from common.disk_idle import DiskIdleProbe
 from common.not_offered import NotOffered
 from common.round_order import order
-from swapbench.fio_mixed import Mixed
+from swapbench.fio_mixed import MixedJob
 from trainbench.offloaded import Size
 from trainbench.protocol import Reply
 from trainbench.steppers import Setting, Stepper
@@ -60,7 +60,7 @@ class Bench:
 
     scratch: Path
     disk: DiskIdleProbe
-    fio: Mixed
+    fio: MixedJob
     rounds: int
     steps: int
     contestants: dict[str, type[Stepper]]

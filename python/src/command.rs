@@ -6,9 +6,9 @@ use deepnvme_cli::commands::{self, Session};
 use deepnvme_cli::{CheckedStdout, Error, Launcher, reserve_standard_streams};
 use pyo3::prelude::*;
 
-use crate::background::{run, run_to_end};
 use crate::checkpoint;
 use crate::error::{self, InvalidArgumentError};
+use crate::interruptible::{run, run_to_end};
 
 /// Run ``deepnvme ARGUMENTS...`` and return its exit status.
 #[pyfunction]

@@ -16,7 +16,6 @@
 #![deny(unsafe_code)]
 
 mod array;
-mod background;
 mod capture_mode;
 mod checkpoint;
 mod command;
@@ -33,6 +32,7 @@ mod gc_pause;
 mod handle;
 mod ignored;
 mod imported;
+mod interruptible;
 #[allow(unsafe_code)]
 mod memory;
 mod module;

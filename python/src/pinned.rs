@@ -6,7 +6,7 @@ use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
-use crate::{background, error, memory};
+use crate::{error, interruptible, memory};
 
 /// Allocate a DLPack capsule of `nbytes` page-aligned bytes, pinned if RLIMIT_MEMLOCK allows. The consumer frees
 /// the memory by dropping the tensor.
@@ -18,7 +18,7 @@ pub(crate) fn _pinned_capsule(py: Python<'_>, nbytes: usize) -> PyResult<Bound<'
         let detail = format!("the system has no {nbytes} bytes of memory; ask for less");
         deepnvme_io::Error::from_io("allocate pinned memory", &error).because(detail)
     };
-    let memory = error::check(py, background::allocate(py, nbytes, locked)?.map_err(refused))?;
+    let memory = error::check(py, interruptible::allocate(py, nbytes, locked)?.map_err(refused))?;
     let tensor = dlpack::export::<DLManagedTensor>(memory, &[nbytes], DLDataType::U8)?;
     memory::capsule(py, tensor)
 }

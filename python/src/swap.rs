@@ -17,7 +17,7 @@ use crate::error::InvalidArgumentError;
 use crate::once::intern;
 use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
-use crate::{background, default, error, memory, tensor_memory, torch};
+use crate::{default, error, interruptible, memory, tensor_memory, torch};
 
 /// A range of a file: path, descriptor, offset, length.
 type ExtentTuple = (std::ffi::OsString, i32, u64, u64);
@@ -55,7 +55,7 @@ impl PySwapper {
             is_named: named,
             stripe_bytes: stripe_bytes.unwrap_or(STRIPE_BYTES_DEFAULT),
         };
-        let made = background::allocate(py, memory_bytes, move || Swapper::new(engine, &options))?;
+        let made = interruptible::allocate(py, memory_bytes, move || Swapper::new(engine, &options))?;
         Ok(Self { swapper: made.map_err(|error| to_exception(py, &error))? })
     }
 

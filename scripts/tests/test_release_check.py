@@ -108,29 +108,29 @@ def lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Release:
     (release.dist / "a_aarch64.whl").touch()
     release.begin("aarch64-tests")
     monkeypatch.setattr(release_steps, "ROOT", tmp_path)
-    monkeypatch.setattr(release_systems, "docker_lacks", lambda _: "no docker")
-    monkeypatch.setattr(release_systems, "folder_lacks", lambda: None)
+    monkeypatch.setattr(release_systems, "docker_obstacle", lambda _: "no docker")
+    monkeypatch.setattr(release_systems, "chroot_obstacle", lambda: None)
     monkeypatch.setattr(release_systems, "unpack", lambda _: [])
     return release
 
 
 def test_without_docker_the_step_names_other_missing_tools(lacking: Release, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release_systems, "folder_lacks", lambda: "debootstrap not installed")
+    monkeypatch.setattr(release_systems, "chroot_obstacle", lambda: "debootstrap not installed")
     with pytest.raises(Skipped, match="no docker; without it: debootstrap not installed"):
         release_steps.aarch64_tests(lacking)
-    monkeypatch.setattr(release_systems, "folder_lacks", lambda: None)
+    monkeypatch.setattr(release_systems, "chroot_obstacle", lambda: None)
     monkeypatch.setattr(release_systems, "fetch", lambda _: ["false"])
     with pytest.raises(Skipped, match="debootstrap could not fetch"):
         release_steps.aarch64_tests(lacking)
     monkeypatch.setattr(release_systems, "fetch", lambda folder: ["mkdir", folder])
-    monkeypatch.setattr(release_systems, "in_folder", lambda *_: ["false"])
+    monkeypatch.setattr(release_systems, "in_chroot", lambda *_: ["false"])
     with pytest.raises(Skipped, match=r"Linux 6\.7"):
         release_steps.aarch64_tests(lacking)
 
 
 def test_without_docker_the_tests_run_in_a_folder(lacking: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_systems, "fetch", lambda folder: ["mkdir", folder])
-    monkeypatch.setattr(release_systems, "in_folder", lambda *arguments: ["echo", arguments[0].name, arguments[-1]])
+    monkeypatch.setattr(release_systems, "in_chroot", lambda *arguments: ["echo", arguments[0].name, arguments[-1]])
     monkeypatch.setattr(release_steps, "EMULATED_PACKAGES", ("--help",))
     told = release_steps.aarch64_tests(lacking)
     assert told.startswith("aarch64 ")
@@ -140,5 +140,5 @@ def test_without_docker_the_tests_run_in_a_folder(lacking: Release, monkeypatch:
 
 def test_a_machine_without_its_programs_has_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    assert release_systems.folder_lacks() == f"{', '.join(release_systems.PROGRAMS)} not installed"
-    assert release_systems.docker_lacks("linux/amd64") == "docker is not installed"
+    assert release_systems.chroot_obstacle() == f"{', '.join(release_systems.PROGRAMS)} not installed"
+    assert release_systems.docker_obstacle("linux/amd64") == "docker is not installed"

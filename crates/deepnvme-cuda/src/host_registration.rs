@@ -6,8 +6,8 @@ use std::sync::Arc;
 use crate::device::Device;
 use crate::error::Result;
 
-/// For all contexts, since one pool serves all GPUs.
-const PORTABLE: u32 = 1;
+/// `CU_MEMHOSTREGISTER_PORTABLE`: registered for all contexts, since one pool serves all GPUs.
+const CU_MEMHOSTREGISTER_PORTABLE: u32 = 1;
 
 /// Host memory that is registered with the driver while this value lives. Copies between it and a GPU are
 /// asynchronous; copies of other host memory are staged and block.
@@ -32,7 +32,7 @@ impl HostRegistration {
         let start = std::ptr::with_exposed_provenance_mut(address);
         // SAFETY: the bytes are mapped while `owner` lives, as the caller of `new` ensures. This object keeps the owner
         // until `drop` has unregistered them, which fails only without a working context. The driver only pins them.
-        let code = unsafe { (driver.functions.host_register)(start, bytes, PORTABLE) };
+        let code = unsafe { (driver.functions.host_register)(start, bytes, CU_MEMHOSTREGISTER_PORTABLE) };
         driver.check("cuMemHostRegister", code)?;
         Ok(Self { device: Arc::clone(device), address, _owner: owner })
     }

@@ -43,6 +43,8 @@ mod huge;
 mod lock;
 #[cfg(all(test, loom))]
 mod loom_tests;
+#[cfg(simulated)]
+pub mod mapped_bytes;
 mod mapping;
 mod multi_index;
 mod non_temporal;
@@ -57,8 +59,6 @@ mod reserved_range;
 mod rows;
 mod runs;
 mod shared_bytes;
-#[cfg(simulated)]
-pub mod simulated;
 mod strided;
 pub mod sync;
 

@@ -40,7 +40,7 @@ impl Mapping {
 
     #[cfg(simulated)]
     fn count_mapped_bytes(&self) {
-        crate::simulated::add(self.mapped_bytes);
+        crate::mapped_bytes::add(self.mapped_bytes);
     }
 
     #[cfg(not(simulated))]
@@ -137,7 +137,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         #[cfg(simulated)]
-        crate::simulated::subtract(self.mapped_bytes);
+        crate::mapped_bytes::subtract(self.mapped_bytes);
         // SAFETY: the range belongs to this mapping, whose only owner is dropped.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_bytes) };
         debug_assert!(unmapped.is_ok(), "unmapping a whole mapping does not fail: {unmapped:?}");

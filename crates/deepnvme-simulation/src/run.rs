@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 
 use deepnvme_io::fs::simulated;
-use deepnvme_io::mem::simulated as memory;
+use deepnvme_io::mem::mapped_bytes as memory;
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::{thread, time};
 use shuttle::{Config, FailurePersistence, MaxSteps, Runner};

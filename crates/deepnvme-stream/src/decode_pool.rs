@@ -141,7 +141,7 @@ impl DecodePool {
     }
 
     /// Bytes of all buffers.
-    pub(crate) fn bound_bytes(&self) -> u64 {
+    pub(crate) fn buffers_bytes(&self) -> u64 {
         (self.shared.buffers * self.shared.buffer_bytes) as u64
     }
 
@@ -156,7 +156,7 @@ impl DecodePool {
         } else {
             all.waiting.append(&mut new);
         }
-        if self.is_here() {
+        if !self.is_forked() {
             self.shared.start_reads(&mut all);
         }
         task
@@ -173,7 +173,7 @@ impl DecodePool {
     pub(crate) fn help(&self, task: &Arc<DecodeTask>, until: Instant) -> bool {
         let shared = &self.shared;
         let mut scratch = None;
-        while self.is_here() {
+        while !self.is_forked() {
             let left = until.saturating_duration_since(Instant::now());
             let mut jobs = lock(&shared.jobs);
             if task.is_done() || left.is_zero() {
@@ -200,15 +200,15 @@ impl DecodePool {
         task.is_done()
     }
 
-    /// After a fork, all jobs belong to the parent process.
-    fn is_here(&self) -> bool {
-        self.creator.is_current()
+    /// Whether this process was forked from the one that started the pool, to which all jobs belong.
+    fn is_forked(&self) -> bool {
+        !self.creator.is_current()
     }
 }
 
 impl Drop for DecodePool {
     fn drop(&mut self) {
-        if !self.is_here() {
+        if self.is_forked() {
             return; // the threads belong to the parent process
         }
         {
@@ -228,9 +228,9 @@ impl Drop for DecodePool {
 impl Jobs {
     /// Returns a buffer to its owner. `None` is a lost buffer: the pool may allocate another one, and the cache does
     /// not use that entry again.
-    fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_right: bool) {
+    fn put_back(&mut self, owner: Owner, buffer: Option<Buffer>, is_valid: bool) {
         match (owner, buffer) {
-            (Owner::Cache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_right),
+            (Owner::Cache(entry), Some(buffer)) => self.cache.put(entry, buffer, is_valid),
             (Owner::Pool, Some(buffer)) => self.spare.push(buffer),
             (Owner::Pool, None) => self.unallocated += 1,
             (Owner::Cache(_), None) => {}
@@ -330,10 +330,10 @@ impl Shared {
             *scratch = ThreadScratch::new(&self.engine);
             Err(panic_error(&job, &*panic))
         });
-        let is_right = result.is_ok();
+        let is_valid = result.is_ok();
         task.end(job.target, result);
         let mut jobs = lock(&self.jobs);
-        jobs.put_back(owner, buffer, is_right);
+        jobs.put_back(owner, buffer, is_valid);
         self.start_reads(&mut jobs);
         drop(jobs);
         self.changed.notify_all();

@@ -89,7 +89,7 @@ impl World {
 fn all_buffers_are_in_use_and_the_waiting_thread_decodes() {
     let world = World::new(40);
     let buffers = world.pool.shared.buffers;
-    assert!(world.pool.bound_bytes() <= BUFFERS_BYTES as u64 && buffers > 4);
+    assert!(world.pool.buffers_bytes() <= BUFFERS_BYTES as u64 && buffers > 4);
     let (task, region) = world.begin(0..40);
     assert_eq!(world.counts(), (buffers, 40 - buffers, buffers));
     assert!(!task.is_done());

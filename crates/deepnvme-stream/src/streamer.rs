@@ -236,7 +236,7 @@ impl Streamer {
     /// The maximum memory for conversions, besides the arena.
     #[must_use]
     pub fn conversion_bytes_max(&self) -> u64 {
-        self.pool.as_ref().map_or(0, DecodePool::bound_bytes)
+        self.pool.as_ref().map_or(0, DecodePool::buffers_bytes)
     }
 
     /// The memory of the compressed-weight cache.

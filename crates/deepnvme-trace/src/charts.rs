@@ -11,13 +11,13 @@ use super::lanes::interval;
 use super::svg::{GAP, LABEL_WIDTH, LEVEL_HEIGHT, POINTS_MAX, RIGHT_MARGIN, Svg, WIDTH};
 
 const SPEED_HEIGHT: f64 = 150.0;
-/// Intervals over which bytes are summed for the speed.
-const SPEED_PARTS: usize = 150;
+/// Bins of equal duration. The speed of each follows from the bytes that move in it.
+const SPEED_BINS: usize = 150;
 
 impl Svg {
     /// Draws the GB/s of reads, writes and copies.
     pub(crate) fn speed(&mut self, recorded: &Recorded) {
-        let part_s = (self.range.1 - self.range.0) as f64 / SPEED_PARTS as f64 / 1e9;
+        let bin_s = (self.range.1 - self.range.0) as f64 / SPEED_BINS as f64 / 1e9;
         let mut lines = Vec::new();
         for (class, direction) in [("read", Some(Direction::Read)), ("write", Some(Direction::Write)), ("copy", None)] {
             let amounts = recorded.events.iter().filter_map(|event| match &event.kind {
@@ -26,7 +26,7 @@ impl Svg {
                 _ => None,
             });
             let speeds: Vec<f64> =
-                distribute(self.range, SPEED_PARTS, amounts).iter().map(|bytes| bytes / 1e9 / part_s).collect();
+                distribute(self.range, SPEED_BINS, amounts).iter().map(|bytes| bytes / 1e9 / bin_s).collect();
             if speeds.iter().any(|speed| *speed > 0.0) {
                 lines.push((class, speeds));
             }
@@ -40,7 +40,7 @@ impl Svg {
         let step = nice_step(highest / 4.0);
         let ceiling = (highest / step).ceil() * step;
         let y = |speed: f64| bottom - speed / ceiling * (bottom - top);
-        let width = (WIDTH - LABEL_WIDTH - RIGHT_MARGIN) / SPEED_PARTS as f64;
+        let width = (WIDTH - LABEL_WIDTH - RIGHT_MARGIN) / SPEED_BINS as f64;
         for (class, speeds) in lines {
             let outline = outline(speeds.iter().map(|speed| y(*speed)), bottom, width);
             if class != "copy" {

@@ -75,7 +75,7 @@ class Origin:
 
     @property
     def nbytes(self) -> int:
-        """Bytes on disk, after decoding."""
+        """Decoded bytes, before any cast."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
@@ -168,9 +168,9 @@ def narrow(origin: Origin, dim: int, start: int, length: int) -> Origin:
 FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 
 
-def can_cast(origin: torch.dtype, target: torch.dtype) -> bool:
+def can_cast(from_dtype: torch.dtype, to_dtype: torch.dtype) -> bool:
     """Whether weights of one type can be cast to the other on load."""
-    return origin == target or (origin in FLOATS and target in FLOATS)
+    return from_dtype == to_dtype or (from_dtype in FLOATS and to_dtype in FLOATS)
 
 
 def stored_ranges(origin: Origin) -> list[StoredRange]:
@@ -187,7 +187,7 @@ def stored_ranges(origin: Origin) -> list[StoredRange]:
 def conversions(origin: Origin, at: int) -> list[Conversion]:
     """List the conversions that decode a weight to the offset ``at`` in memory."""
     made = []
-    for byte_range, run in zip(origin.ranges, stored_ranges(origin), strict=True):
-        made.append((run, at, FLOATS[origin.memory_dtype]))
+    for byte_range, stored_range in zip(origin.ranges, stored_ranges(origin), strict=True):
+        made.append((stored_range, at, FLOATS[origin.memory_dtype]))
         at += byte_range.nbytes // origin.dtype.itemsize * origin.memory_dtype.itemsize
     return made

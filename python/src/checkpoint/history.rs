@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 
 use super::new_file::{NewFile, already_taken};
 use super::to_exception;
-use crate::background;
 use crate::error::{self, InvalidArgumentError};
+use crate::interruptible;
 use crate::threads::UntilTaken;
 
 /// Result of settling: names taken by foreign files, failures, checkpoints in place, and retired checkpoints deleted.
@@ -51,7 +51,7 @@ impl PyHistory {
         let inner = Arc::clone(&self.inner);
         let is_known = inner.is_claimed();
         let read = move || inner.read().map(|manifest| manifest.text());
-        let text = if is_known { py.detach(read) } else { background::run_read_only(py, read)? };
+        let text = if is_known { py.detach(read) } else { interruptible::run_read_only(py, read)? };
         text.map_err(|error| to_exception(py, &error))
     }
 

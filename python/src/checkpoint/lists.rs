@@ -5,7 +5,7 @@ use deepnvme_format::file_list;
 use pyo3::prelude::*;
 
 use super::to_exception;
-use crate::background;
+use crate::interruptible;
 use crate::path::file_name;
 
 /// Path, tensors in the file, and the file's size with the checksum of its index.
@@ -17,7 +17,7 @@ type FileTuple = (std::path::PathBuf, Option<Vec<String>>, Option<(u64, u64)>);
 pub(crate) fn _find_set(py: Python<'_>, path: &Bound<'_, PyAny>, check: bool) -> PyResult<Vec<FileTuple>> {
     let path = file_name(path)?;
     let find = move || read::find_set(&path).and_then(|set| if check { set.check().map(|()| set) } else { Ok(set) });
-    let set = background::run_read_only(py, find)?;
+    let set = interruptible::run_read_only(py, find)?;
     let tuple = |file: read::CheckpointFile| {
         let fingerprint = file.fingerprint.map(|fingerprint| (fingerprint.bytes, fingerprint.index_crc64));
         (file.path, file.names, fingerprint)

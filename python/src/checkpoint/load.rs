@@ -21,7 +21,7 @@ use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
 use crate::path::PathArgument;
 use crate::pending_request::CANCEL_TIMEOUT;
-use crate::{background, default, detached_requests, memory, tensor_memory, threads, torch};
+use crate::{default, detached_requests, interruptible, memory, tensor_memory, threads, torch};
 
 /// Name, type, sizes, strides, first element, index of the storage.
 type TensorTuple = (String, &'static str, Vec<u64>, Vec<u64>, u64, usize);
@@ -66,7 +66,7 @@ impl CheckpointReader {
         let target = PathArgument::new(path)?
             .named(|number| format!("a checkpoint is loaded by its path, not from descriptor {number}"))?;
         let opening = Arc::clone(&engine);
-        let opened = background::run_read_only(py, move || {
+        let opened = interruptible::run_read_only(py, move || {
             let mut reader = Reader::open(&opening, &target)?;
             reader.require(names.as_deref().unwrap_or_default())?;
             if complete {
@@ -119,7 +119,7 @@ impl CheckpointReader {
             return self.reader.check_metadata().map_err(|error| to_exception(py, &error));
         };
         let (reader, engine) = (Arc::clone(&self.reader), Arc::clone(&self.engine));
-        let checked = background::run_read_only(py, move || {
+        let checked = interruptible::run_read_only(py, move || {
             reader.check_metadata()?;
             reader.compare_fingerprint(&engine, file_list::FileFingerprint { bytes, index_crc64 })
         })?;
@@ -149,7 +149,7 @@ impl CheckpointReader {
         let (reader, engine, seen) = (Arc::clone(&self.reader), Arc::clone(&self.engine), Arc::clone(&progress));
         let work = move || reader.verify_tensors(&engine, is_sample, &seen);
         let stop = || progress.stop();
-        background::run_polling(py, work, &mut || Ok(()), &stop, Some(CANCEL_TIMEOUT))?
+        interruptible::run_polling(py, work, &mut || Ok(()), &stop, Some(CANCEL_TIMEOUT))?
             .map_err(|error| to_exception(py, &error))
     }
 
@@ -170,7 +170,7 @@ impl CheckpointReader {
         torch::mark_modified(std::slice::from_ref(target))?;
         let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
         let filled = memory.region();
-        let read = background::run_read_only(py, move || {
+        let read = interruptible::run_read_only(py, move || {
             engine.read(reader.file(), offset, memory)?.wait().1?;
             reader.verify_range(&engine, extent, start, &filled)
         })?;
@@ -448,7 +448,7 @@ impl Loading {
         let mut report_progress = progress_callback(progress, &shared);
         let stop = || shared.stop();
         let finish = move || loading.finish(verify, &seen);
-        let finished = background::run_polling(py, finish, &mut report_progress, &stop, Some(CANCEL_TIMEOUT))?;
+        let finished = interruptible::run_polling(py, finish, &mut report_progress, &stop, Some(CANCEL_TIMEOUT))?;
         finished.map_err(|error| to_exception(py, &error))?;
         report_progress()
     }

@@ -17,7 +17,7 @@ use super::to_exception;
 use crate::error::InvalidArgumentError;
 use crate::path::file_name;
 use crate::threads::UntilTaken;
-use crate::{background, default};
+use crate::{default, interruptible};
 
 /// A new safetensors file under a private name. ``commit`` renames it to ``path``; otherwise it is deleted.
 ///
@@ -79,7 +79,7 @@ impl PyReflinkTarget {
         let progress = Arc::new(Progress::default());
         let seen = Arc::clone(&progress);
         let stop = || progress.stop();
-        let committed = background::run_polling(py, move || target.commit(&seen), &mut || Ok(()), &stop, None)?;
+        let committed = interruptible::run_polling(py, move || target.commit(&seen), &mut || Ok(()), &stop, None)?;
         committed.map_err(|error| to_exception(py, &error))
     }
 

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use super::load::progress_callback;
 use super::new_file::{NewFile, already_taken};
 use super::to_exception;
-use crate::background::check_process;
+use crate::interruptible::check_process;
 use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{error, threads};
 

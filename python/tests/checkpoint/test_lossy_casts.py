@@ -45,25 +45,25 @@ def values(dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["state.pt", "state.safetensors"])
-@pytest.mark.parametrize(("origin", "target", "lost"), REFUSED)
+@pytest.mark.parametrize(("from_dtype", "to_dtype", "lost"), REFUSED)
 def test_a_cast_that_loses_more_than_precision_is_refused(
-    tmp_path: Path, name: str, origin: torch.dtype, target: torch.dtype, lost: str
+    tmp_path: Path, name: str, from_dtype: torch.dtype, to_dtype: torch.dtype, lost: str
 ) -> None:
-    deepnvme.save({"a": torch.ones(3), "b": values(origin)}, tmp_path / name)
-    into = {"a": torch.zeros(3), "b": torch.zeros(6).to(target)}
+    deepnvme.save({"a": torch.ones(3), "b": values(from_dtype)}, tmp_path / name)
+    into = {"a": torch.zeros(3), "b": torch.zeros(6).to(to_dtype)}
     before = into["b"].clone()
-    with pytest.raises(InvalidArgumentError, match=f"b is {origin}.*lose {lost}.*; fill a tensor of {origin}"):
+    with pytest.raises(InvalidArgumentError, match=f"b is {from_dtype}.*lose {lost}.*; fill a tensor of {from_dtype}"):
         deepnvme.load(tmp_path / name, into=into, cast=True)
     assert not into["a"].any()
     assert torch.equal(into["b"].view(torch.uint8), before.view(torch.uint8))
 
 
-@pytest.mark.parametrize(("origin", "target"), ALLOWED)
-def test_other_casts_are_as_in_torch(tmp_path: Path, origin: torch.dtype, target: torch.dtype) -> None:
-    deepnvme.save({"a": values(origin)}, tmp_path / "state.pt")
-    into = {"a": torch.zeros(6).to(target)}
+@pytest.mark.parametrize(("from_dtype", "to_dtype"), ALLOWED)
+def test_other_casts_are_as_in_torch(tmp_path: Path, from_dtype: torch.dtype, to_dtype: torch.dtype) -> None:
+    deepnvme.save({"a": values(from_dtype)}, tmp_path / "state.pt")
+    into = {"a": torch.zeros(6).to(to_dtype)}
     deepnvme.load(tmp_path / "state.pt", into=into, cast=True)
-    assert torch.equal(into["a"], values(origin).to(target))
+    assert torch.equal(into["a"], values(from_dtype).to(to_dtype))
 
 
 @pytest.mark.parametrize("case", IMPOSSIBLE)
@@ -79,11 +79,11 @@ def test_a_cast_that_torch_lacks_is_refused_before_any_read(tmp_path: Path, case
 
 def test_every_refusal_of_torch_is_one_of_ours() -> None:
     types = {one for one in vars(torch).values() if isinstance(one, torch.dtype)}
-    for origin in types:
-        for target in types:
-            if origin != target and not cast_refusal(origin, target):
-                torch.empty(2, dtype=target).copy_(torch.empty(2, dtype=origin))
-                assert torch.can_cast(origin, target), (origin, target)
+    for from_dtype in types:
+        for to_dtype in types:
+            if from_dtype != to_dtype and not cast_refusal(from_dtype, to_dtype):
+                torch.empty(2, dtype=to_dtype).copy_(torch.empty(2, dtype=from_dtype))
+                assert torch.can_cast(from_dtype, to_dtype), (from_dtype, to_dtype)
 
 
 def test_dcp_refuses_them_as_well(tmp_path: Path) -> None:

@@ -236,13 +236,13 @@ class Good(Tool):
 class Bad(Tool):
     name = "bad"
     group = "deepnvme" if {moment!r} == "ours hangs later" else "baseline"
-    def __init__(self, place):
+    def __init__(self, setup):
         if {moment!r} == "hangs at first":
             time.sleep(1000)
         if {moment!r} == "dies":
             os.abort()
 
-def row(place, row, pace):
+def row(setup, row, limits):
     row.ours = "good"
     count = 0
     def once(one, is_first):
@@ -251,7 +251,7 @@ def row(place, row, pace):
         if "later" in {moment!r} and count > 4 and one.name == "bad":
             time.sleep(1000)
         return Sample(1.0, 1.0, 10**9)
-    return rows.run_rounds(row, rows.construct(row, (Good, Bad), place, pace), pace, once)
+    return rows.run_rounds(row, rows.construct(row, (Good, Bad), setup, limits), limits, once)
 
 work.ROWS["read"] = row
 worker.main()

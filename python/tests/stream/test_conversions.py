@@ -34,7 +34,7 @@ def test_a_cast_model_computes_the_same_as_in_memory(folder: Path, dtype: torch.
     model = deepnvme.stream(folder, memory=memory, dtype=dtype)
     assert model.dtype == dtype
     assert torch.equal(logits(model), expected)
-    assert torch.equal(logits(model), expected), "also with what has stayed"
+    assert torch.equal(logits(model), expected), "also with resident weights"
     figures = model.streaming.counters()
     assert (figures["converting_s"] > 0) == (dtype != torch.bfloat16)
     model.streaming.close()
@@ -80,7 +80,7 @@ def test_converted_weights_follow_page_congruent_ones() -> None:
     layout = lay_out_group([cast, plain, cast], {0: 20_000, 1: 20_000})
     assert layout.reads == ((0, 4096, 8192, 0),)
     assert layout.offsets == (8192, 904, 8192)
-    assert [(stretch[:3], at) for stretch, at, _ in layout.conversions] == [
+    assert [(stored_range[:3], at) for stored_range, at, _ in layout.conversions] == [
         ((0, 9000, 1000), 8192),
         ((1, 70, 1000), 10192),
     ]

@@ -1,4 +1,4 @@
-"""Streamed modules that change their buffers, return their weights, or get weights of each other."""
+"""Streamed modules that change their buffers, return their weights, or are assigned each other's weights."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_dimensions_of_one_element_may_have_any_stride(tmp_path: Path) -> None:
     assert model[0].weight.is_contiguous() and model[0].weight.stride() == (4, 1, 4, 4)
     deepnvme.save(model.state_dict(), tmp_path / "model.pt")
     images = torch.rand(2, 4, 3, 3)
-    # The order of memory chooses torch's kernel, and a new model has the usual one.
+    # torch picks its kernel by memory format, and a new model has the usual one.
     in_memory: Any = nn.Sequential(nn.Conv2d(4, 8, 1), nn.Conv2d(8, 4, 1))
     streamed = deepnvme.stream(copy.deepcopy(in_memory), weights=tmp_path / "model.pt", memory="100kB")
     in_memory.load_state_dict(model.state_dict())

@@ -1,4 +1,4 @@
-//! Manifests of checkpoint folders.
+//! Mutate the manifests and lock files of checkpoint folders, and the indexes of distributed checkpoints.
 
 use std::path::{Path, PathBuf};
 

@@ -106,7 +106,7 @@ impl Directory {
     /// encrypted ones; `Memory` if there is too little for the entries.
     pub fn parse(bytes: &[u8], end: End, file_bytes: u64) -> Result<Self> {
         Error::check_memory("the directory of the archive", bytes.len(), MEMORY_FACTOR)?;
-        let mut words = Words::new(bytes, end.directory_offset);
+        let mut words = Words::new(bytes, end.directory_offset, "the ZIP directory");
         let mut entries = Vec::with_capacity(end.records as usize);
         for _ in 0..end.records {
             entries.push((words.offset(), zip::read_central(&mut words)?));

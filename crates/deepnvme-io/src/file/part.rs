@@ -188,7 +188,7 @@ impl Part {
             return Err(reason.clone());
         }
         let known = self.cufile_registration.get_or_init(|| match &self.direct {
-            Some((file, _)) => gds.register(file),
+            Some((file, _)) => gds.register_file(file),
             None => {
                 Err(format!("the file has no direct I/O ({})", self.buffered_reason.get().map_or("", String::as_str)))
             }

@@ -9,7 +9,7 @@ use deepnvme_mem::Device;
 use smallvec::smallvec;
 
 use super::registry::GpuRegistry;
-use crate::backend::gds::{Gds, GdsBackend, Verdict, device_of, judge, obstacle_of};
+use crate::backend::gds::{Directness, Gds, GdsBackend, device_of, judge, obstacle_of};
 use crate::backend::{Backend, BackendSetup};
 use crate::file::TensorFile;
 use crate::op::{Op, OpKind, RegisteredFile, Token};
@@ -58,7 +58,7 @@ impl GdsAccess {
     /// # Errors
     /// The reason if it cannot: cuFile is missing, it would copy through the host, or it refuses the file.
     pub fn register(&self, file: &Arc<OwnedFd>) -> Result<RegisteredFile, String> {
-        self.gds.register(file)
+        self.gds.register_file(file)
     }
 
     /// Reads the first bytes of a file into new memory of a GPU with cuFile, and returns which way they took. cuFile's
@@ -90,10 +90,10 @@ impl GdsAccess {
             return GdsTrial::Failed(refusal.unwrap_or_else(|| format!("the read failed ({errno})")));
         }
         match counts.map(judge) {
-            Some(Verdict::Copied(reason)) => GdsTrial::Copied(reason, counts),
-            Some(Verdict::Direct) => GdsTrial::Direct(counts),
-            Some(Verdict::Unknown) | None if cufile.refuses_copies() => GdsTrial::Direct(None),
-            Some(Verdict::Unknown) | None => {
+            Some(Directness::Copied(reason)) => GdsTrial::Copied(reason, counts),
+            Some(Directness::Direct) => GdsTrial::Direct(counts),
+            Some(Directness::Unknown) | None if cufile.refuses_copies() => GdsTrial::Direct(None),
+            Some(Directness::Unknown) | None => {
                 obstacle_of(device_of(&op.file)).map_or(GdsTrial::Direct(None), |rule| GdsTrial::Copied(rule, None))
             }
         }

@@ -40,7 +40,7 @@ pub struct Block {
     pub io: Range<u64>,
     /// The segments that overlap `range`.
     pub segments: Range<usize>,
-    /// The descriptor: direct or buffered.
+    /// The descriptor that the op uses.
     pub mode: IoMode,
     /// The caller's memory, a bounce buffer, or cuFile.
     pub route: Route,
@@ -54,20 +54,22 @@ pub(super) struct Router<'a> {
 }
 
 impl Router<'_> {
-    /// Chooses the mode and the route of a block, and widens a read that needs it. `direct` is the alignment that
-    /// direct I/O requires of this block, or `None` if it goes through the page cache.
-    pub(super) fn choose(&self, block: &mut Block, direct: Option<FileAlignment>, has_gds: bool) {
-        if has_gds && self.is_for_gds(block, direct) {
+    /// Chooses the mode and the route of a block, and widens a read that needs it. `direct_alignment` is
+    /// what direct I/O requires of this block, or `None` if it goes through the page cache.
+    pub(super) fn choose(&self, block: &mut Block, direct_alignment: Option<FileAlignment>, has_gds: bool) {
+        if has_gds && self.is_for_gds(block, direct_alignment) {
             (block.mode, block.route) = (IoMode::Direct, Route::Gds);
         } else {
-            self.choose_for_host(block, direct);
+            self.choose_for_host(block, direct_alignment);
         }
     }
 
     /// Returns whether cuFile moves the block: one contiguous piece of GPU memory, aligned in the file, and large
     /// enough. A block below cuFile's minimum still goes to cuFile if it exceeds a bounce buffer.
-    fn is_for_gds(&self, block: &Block, direct: Option<FileAlignment>) -> bool {
-        let ([segment], Some(alignment)) = (&self.segments[block.segments.clone()], direct) else { return false };
+    fn is_for_gds(&self, block: &Block, direct_alignment: Option<FileAlignment>) -> bool {
+        let ([segment], Some(alignment)) = (&self.segments[block.segments.clone()], direct_alignment) else {
+            return false;
+        };
         let Range { start, end } = block.range;
         segment.is_contiguous_gpu
             && segment.offset <= start
@@ -77,9 +79,9 @@ impl Router<'_> {
             && alignment.offset.is_aligned(end)
     }
 
-    fn choose_for_host(&self, block: &mut Block, direct: Option<FileAlignment>) {
-        let alignment = direct.unwrap_or(FileAlignment { memory: Alignment::ONE, offset: Alignment::ONE });
-        if direct.is_some() {
+    fn choose_for_host(&self, block: &mut Block, direct_alignment: Option<FileAlignment>) {
+        let alignment = direct_alignment.unwrap_or(FileAlignment { memory: Alignment::ONE, offset: Alignment::ONE });
+        if direct_alignment.is_some() {
             block.mode = IoMode::Direct;
         }
         if !self.caller_memory_fits(block, alignment) {

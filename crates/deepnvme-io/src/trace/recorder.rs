@@ -22,8 +22,8 @@ pub(crate) struct Recorder {
     running: AtomicUsize,
     buffers: Mutex<TraceBuffers>,
     creator: CreatorProcess,
-    /// One moment by both clocks, which are one clock in the kernel.
-    moment: (Instant, u64),
+    /// The recorder's creation as an `Instant` and in the nanoseconds of the trace. Both are one clock in the kernel.
+    clock_origin: (Instant, u64),
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl Recorder {
             running: AtomicUsize::new(0),
             buffers: Mutex::new(TraceBuffers::default()),
             creator: CreatorProcess::current(),
-            moment: (Instant::now(), now_ns()),
+            clock_origin: (Instant::now(), now_ns()),
         }
     }
 
@@ -61,10 +61,10 @@ impl Recorder {
         self.is_on().then(now_ns)
     }
 
-    /// Converts a moment since the recorder's creation to its time.
+    /// Converts an `Instant` since the recorder's creation to nanoseconds of the trace.
     pub(crate) fn time_of(&self, moment: Instant) -> u64 {
-        let (then, ns) = self.moment;
-        ns + u64::try_from(moment.saturating_duration_since(then).as_nanos()).unwrap_or(u64::MAX)
+        let (then, then_ns) = self.clock_origin;
+        then_ns + u64::try_from(moment.saturating_duration_since(then).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Starts a recording and returns its number.
@@ -82,7 +82,7 @@ impl Recorder {
     /// Adds a completed event to every recording that had started by its end. `kind` uses the recorder's shared names.
     pub(crate) fn record(&self, start_ns: u64, end_ns: u64, kind: impl FnOnce(&mut Names<'_>) -> EventKind) {
         // In a forked child, the lock may stay held forever, and the recordings belong to the parent.
-        if !self.is_on() || self.is_foreign() {
+        if !self.is_on() || self.is_forked() {
             return;
         }
         let mut buffers = lock(&self.buffers);
@@ -101,7 +101,8 @@ impl Recorder {
         }
     }
 
-    pub(super) fn is_foreign(&self) -> bool {
+    /// Returns whether this process was forked from the one that created the recorder.
+    pub(super) fn is_forked(&self) -> bool {
         !self.creator.is_current()
     }
 
@@ -168,7 +169,7 @@ mod tests {
         let recorder = Recorder::new();
         let (before, moment, after) = (now_ns(), Instant::now(), now_ns());
         // `new` reads the clocks one after the other, and the thread may even be preempted in between.
-        let between = recorder.moment.1.saturating_sub(before).max(50_000_000);
+        let between = recorder.clock_origin.1.saturating_sub(before).max(50_000_000);
         assert!((before.saturating_sub(between)..=after + between).contains(&recorder.time_of(moment)));
     }
 }

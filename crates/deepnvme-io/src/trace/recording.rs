@@ -38,7 +38,7 @@ impl Recording {
     /// # Errors
     /// `Closed` in a process that was forked since its start: the recording belongs to the parent.
     pub fn stop(self) -> Result<Recorded> {
-        if self.recorder.is_foreign() {
+        if self.recorder.is_forked() {
             return Err(Error::forked());
         }
         // Only this and `drop` close it, with exclusive access.
@@ -48,7 +48,7 @@ impl Recording {
 
 impl Drop for Recording {
     fn drop(&mut self) {
-        if !self.recorder.is_foreign() {
+        if !self.recorder.is_forked() {
             let _ = self.recorder.close(self.number);
         }
     }

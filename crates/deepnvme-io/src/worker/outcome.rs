@@ -17,7 +17,7 @@ pub(super) enum Outcome {
     Retry,
     /// The first direct op was refused, for this reason: submit the same op through the page cache, or an op of cuFile
     /// through a bounce buffer.
-    GoBuffered(String),
+    FallBack(String),
     /// The file ended early.
     EndOfFile,
     /// The block failed.
@@ -27,7 +27,7 @@ pub(super) enum Outcome {
 /// The progress of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct BlockProgress {
-    /// Bytes moved so far, from the start of the op.
+    /// Bytes moved so far, from the start of the block.
     pub(super) reached: usize,
     /// Completions since then without progress.
     pub(super) retries: u32,
@@ -62,7 +62,7 @@ pub(super) fn classify(progress: &mut BlockProgress, attempt: Attempt, result: R
         Err(errno @ (Errno::INVAL | Errno::OPNOTSUPP)) if attempt.is_direct && progress.reached == 0 => {
             let reason =
                 format!("the first direct {} was refused (errno {})", attempt.direction.name(), errno.raw_os_error());
-            Outcome::GoBuffered(reason)
+            Outcome::FallBack(reason)
         }
         Err(errno) => Outcome::Fail(Error::os(attempt.direction.name(), errno)),
     }
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn einval_means_buffered_only_for_the_first_direct_transfer() {
-        assert!(matches!(classify(&mut fresh(), READ, Err(Errno::INVAL)), Outcome::GoBuffered(_)));
+        assert!(matches!(classify(&mut fresh(), READ, Err(Errno::INVAL)), Outcome::FallBack(_)));
         let buffered = Attempt { is_direct: false, ..READ };
         assert!(matches!(classify(&mut fresh(), buffered, Err(Errno::INVAL)), Outcome::Fail(_)));
         let mut underway = BlockProgress { reached: 512, retries: 0 };

@@ -1,6 +1,6 @@
 //! Bound the memory of engines and their work; `state` checks it at every step.
 
-use deepnvme_io::mem::simulated as memory;
+use deepnvme_io::mem::mapped_bytes as memory;
 
 use super::machine::World;
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 
-use deepnvme_io::mem::simulated as memory;
+use deepnvme_io::mem::mapped_bytes as memory;
 use deepnvme_simulation_runtime::thread::{self, ProcessId};
 use deepnvme_testkit::rng::Rng;
 use rustix::io::Errno;

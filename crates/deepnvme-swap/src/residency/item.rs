@@ -31,7 +31,8 @@ impl BorrowMode {
     }
 }
 
-/// Where an item's bytes are. `slot` is the offset of its slot in the arena.
+/// Where an item's bytes are. `slot` is the offset of its slot in the arena. A `Reserved` slot waits for a thread that
+/// writes new bytes into it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ItemState {
     Absent,
@@ -69,7 +70,7 @@ pub(crate) struct Item {
     pub(super) failed: Failed,
     pub(super) flush: Flush,
     pub(super) is_deleted: bool,
-    /// How the index has it.
+    /// Its filing in the index.
     pub(super) filing: Filing,
 }
 
@@ -97,8 +98,8 @@ pub(super) struct Uses {
     /// The clock at the last borrow in memory.
     pub(super) last: u64,
     pub(super) prefetch_rank: Option<u64>,
-    /// Whether it is one of the first prefetches.
-    pub(super) is_prefetched_soon: bool,
+    /// Whether it is one of the prefetches in the read-ahead window.
+    pub(super) is_prefetch_in_window: bool,
     /// Its entry of the schedule.
     pub(super) entry: Option<usize>,
     /// How many of its scheduled uses are in the read-ahead window.
@@ -130,7 +131,7 @@ impl Item {
             on_disk,
             borrows: Borrows::default(),
             waiters: Waiters::default(),
-            uses: Uses { last: clock, prefetch_rank: None, is_prefetched_soon: false, entry: None, ahead: 0 },
+            uses: Uses { last: clock, prefetch_rank: None, is_prefetch_in_window: false, entry: None, ahead: 0 },
             failed: Failed::default(),
             flush: Flush::default(),
             is_deleted: false,
@@ -167,7 +168,7 @@ impl Item {
 
     /// Whether it is needed soon: it is in the read-ahead window.
     pub(super) fn is_ahead(&self) -> bool {
-        !self.is_borrowed() && (self.uses.is_prefetched_soon || self.uses.ahead > 0)
+        !self.is_borrowed() && (self.uses.is_prefetch_in_window || self.uses.ahead > 0)
     }
 
     /// Whether a waiter for it lacks a slot.
@@ -181,7 +182,7 @@ impl Item {
             || matches!(self.state, ItemState::Dirty { .. } | ItemState::Writing { .. } | ItemState::Reserved { .. })
     }
 
-    /// How it counts, with this next use.
+    /// Its filing in the index, given its next use.
     pub(super) fn filing_with(&self, next_use: NextUse) -> Filing {
         let (is_idle, is_ahead, is_evictable) = (self.is_idle(), self.is_ahead(), self.is_evictable());
         let sets = SortedSets {
@@ -191,7 +192,7 @@ impl Item {
             missing: is_ahead && self.state == ItemState::Absent && self.on_disk && !self.failed.read,
         };
         let is_spare = matches!(self.state, ItemState::Writing { changed: false, .. }) || (sets.clean && !is_ahead);
-        let is_budgeted = is_ahead && !self.uses.is_prefetched_soon;
+        let is_budgeted = is_ahead && !self.uses.is_prefetch_in_window;
         Filing {
             sorted: (!sets.is_empty()).then_some((next_use, sets)),
             is_flush: self.flush.is_requested && self.is_writable() && !self.failed.write,

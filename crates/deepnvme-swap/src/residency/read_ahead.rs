@@ -18,7 +18,7 @@ impl Residency {
     pub(super) fn end_prefetch(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
         if let Some(rank) = item.uses.prefetch_rank.take() {
-            item.uses.is_prefetched_soon = false;
+            item.uses.is_prefetch_in_window = false;
             self.window.remove_prefetch(rank, id);
         }
     }
@@ -77,7 +77,7 @@ impl Residency {
     fn add_prefetches(&mut self) {
         while let Some(id) = self.window.take_prefetch() {
             if let Some(item) = self.items.get_mut(&id) {
-                item.uses.is_prefetched_soon = true;
+                item.uses.is_prefetch_in_window = true;
             }
             self.refile(id);
         }

@@ -138,8 +138,8 @@ fn plan(residency: &Residency, id: ItemId, needed: Option<u64>) -> Plan {
     victims.into_iter().find(is_dirty).map_or(Plan::Later, Plan::AfterWriteBack)
 }
 
-/// The range whose items are used last. `next_use_of` is `None` for items that cannot be evicted. A range counts as its
-/// item that is used soonest.
+/// The range whose soonest next use is farthest away; of equal ones, the smallest. `next_use_of` is `None` for items
+/// that cannot be evicted.
 pub(super) fn find_victims(
     residency: &Residency,
     len: usize,
@@ -157,9 +157,11 @@ pub(super) fn find_victims(
         while bytes(&spans) - spans[0].0.len >= len {
             spans.pop_front();
         }
-        let (bytes, score) = (bytes(&spans), spans.iter().map(|(_, next_use)| *next_use).min()?);
-        if bytes >= len && best.as_ref().is_none_or(|(other, cost, _)| (score, *cost) > (*other, bytes)) {
-            best = Some((score, bytes, spans.iter().filter_map(|(span, _)| span.owner).collect()));
+        let (bytes, next_use) = (bytes(&spans), spans.iter().map(|(_, next_use)| *next_use).min()?);
+        let is_better =
+            |(best_next_use, best_bytes, _): &(u64, usize, _)| (next_use, *best_bytes) > (*best_next_use, bytes);
+        if bytes >= len && best.as_ref().is_none_or(is_better) {
+            best = Some((next_use, bytes, spans.iter().filter_map(|(span, _)| span.owner).collect()));
         }
     }
     best.map(|(_, _, victims)| victims)

@@ -12,11 +12,13 @@ pub(in crate::archive) struct Words<'a> {
     bytes: &'a [u8],
     at: usize,
     offset: u64,
+    /// What the bytes are, for errors.
+    structure: &'static str,
 }
 
 impl<'a> Words<'a> {
-    pub(in crate::archive) fn new(bytes: &'a [u8], offset: u64) -> Self {
-        Self { bytes, at: 0, offset }
+    pub(in crate::archive) fn new(bytes: &'a [u8], offset: u64, structure: &'static str) -> Self {
+        Self { bytes, at: 0, offset, structure }
     }
 
     pub(in crate::archive) fn offset(&self) -> u64 {
@@ -26,7 +28,7 @@ impl<'a> Words<'a> {
     pub(in crate::archive) fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let end = self.at.checked_add(count).filter(|end| *end <= self.bytes.len());
         let Some(end) = end else {
-            return Err(Error::corrupt(self.offset(), "the ZIP directory ends in the middle of an entry"));
+            return Err(Error::corrupt(self.offset(), format!("{} ends in the middle of a field", self.structure)));
         };
         let taken = &self.bytes[self.at..end];
         self.at = end;
@@ -45,12 +47,13 @@ impl<'a> Words<'a> {
         Ok(u64::from_le_bytes(self.take(8)?.try_into().unwrap_or_default()))
     }
 
-    fn magic(&mut self, magic: u32, what: &str) -> Result<()> {
+    /// Reads a magic number. `missing` is the error for another one.
+    fn magic(&mut self, magic: u32, missing: &'static str) -> Result<()> {
         let offset = self.offset();
         if self.u32()? == magic {
             return Ok(());
         }
-        Err(Error::corrupt(offset, format!("no {what} at the offset in the ZIP directory")))
+        Err(Error::corrupt(offset, missing))
     }
 }
 
@@ -58,8 +61,8 @@ impl<'a> Words<'a> {
 struct Common {
     flags: u16,
     crc32: u32,
-    packed: u64,
-    bytes: u64,
+    compressed_bytes: u64,
+    uncompressed_bytes: u64,
 }
 
 fn common(words: &mut Words<'_>) -> Result<Common> {
@@ -67,7 +70,7 @@ fn common(words: &mut Words<'_>) -> Result<Common> {
     let flags = words.u16()?;
     let method = words.u16()?;
     words.take(4)?;
-    let (crc32, packed, bytes) = (words.u32()?, words.u32()?, words.u32()?);
+    let (crc32, compressed_bytes, uncompressed_bytes) = (words.u32()?, words.u32()?, words.u32()?);
     if flags & FLAG_ENCRYPTED != 0 {
         return Err(Error::unsupported(format!(
             "the record at offset {offset} is encrypted; torch archives never are"
@@ -77,15 +80,20 @@ fn common(words: &mut Words<'_>) -> Result<Common> {
         let text = "is compressed, and torch archives never are; unpack the file with unzip, and pack it with zip -0";
         return Err(Error::unsupported(format!("the record at offset {offset} {text}")));
     }
-    Ok(Common { flags, crc32, packed: packed.into(), bytes: bytes.into() })
+    Ok(Common {
+        flags,
+        crc32,
+        compressed_bytes: compressed_bytes.into(),
+        uncompressed_bytes: uncompressed_bytes.into(),
+    })
 }
 
 /// Replaces each number of all ones by the next value of the ZIP64 extra field.
-fn widen(extra: &[u8], offset: u64, numbers: &mut [&mut u64]) -> Result<()> {
-    let mut words = Words::new(extra, offset);
+fn apply_zip64_extra(extra: &[u8], offset: u64, numbers: &mut [&mut u64]) -> Result<()> {
+    let mut words = Words::new(extra, offset, "the extra field of a ZIP entry");
     while words.at + EXTRA_HEAD_BYTES as usize <= extra.len() {
         let (tag, bytes) = (words.u16()?, words.u16()?);
-        let mut field = Words::new(words.take(bytes.into())?, words.offset());
+        let mut field = Words::new(words.take(bytes.into())?, words.offset(), "the ZIP64 extra field");
         if tag == EXTRA_ZIP64 {
             for number in numbers.iter_mut().filter(|number| ***number == u64::from(u32::MAX)) {
                 **number = field.u64()?;
@@ -106,9 +114,9 @@ pub(in crate::archive) struct CentralEntry {
 
 pub(in crate::archive) fn read_central(words: &mut Words<'_>) -> Result<CentralEntry> {
     let offset = words.offset();
-    words.magic(CENTRAL_MAGIC, "entry")?;
+    words.magic(CENTRAL_MAGIC, "no entry where the ZIP directory should have one")?;
     words.take(4)?;
-    let Common { flags, crc32, mut packed, mut bytes } = common(words)?;
+    let Common { flags, crc32, mut compressed_bytes, mut uncompressed_bytes } = common(words)?;
     let (name_bytes, extra_bytes, comment_bytes) = (words.u16()?, words.u16()?, words.u16()?);
     words.take(8)?;
     let mut header_offset = u64::from(words.u32()?);
@@ -117,11 +125,12 @@ pub(in crate::archive) fn read_central(words: &mut Words<'_>) -> Result<CentralE
     let extra_offset = words.offset();
     let extra = words.take(extra_bytes.into())?;
     words.take(comment_bytes.into())?;
-    widen(extra, extra_offset, &mut [&mut bytes, &mut packed, &mut header_offset])?;
-    if packed != bytes {
-        return Err(Error::corrupt(offset, format!("the record {name:?} has {bytes} bytes, but {packed} in the file")));
+    apply_zip64_extra(extra, extra_offset, &mut [&mut uncompressed_bytes, &mut compressed_bytes, &mut header_offset])?;
+    if compressed_bytes != uncompressed_bytes {
+        let what = format!("the record {name:?} has {uncompressed_bytes} bytes, but {compressed_bytes} in the file");
+        return Err(Error::corrupt(offset, what));
     }
-    Ok(CentralEntry { name, flags, crc32, bytes, header_offset })
+    Ok(CentralEntry { name, flags, crc32, bytes: uncompressed_bytes, header_offset })
 }
 
 /// A raw local header.
@@ -143,8 +152,8 @@ impl LocalHeader {
         if bytes.len() < LOCAL_BYTES as usize {
             return Ok(None);
         }
-        let mut words = Words::new(bytes, offset);
-        words.magic(LOCAL_MAGIC, "record")?;
+        let mut words = Words::new(bytes, offset, "the header of a ZIP record");
+        words.magic(LOCAL_MAGIC, "no record at the offset in the ZIP directory")?;
         words.take(2)?;
         common(&mut words)?;
         let (name_bytes, extra_bytes) = (words.u16()?, words.u16()?);
@@ -164,8 +173,8 @@ pub(in crate::archive) struct EndFields {
 /// Parses the end record at `at` of `tail`, and the ZIP64 end record before it if there is one.
 pub(in crate::archive) fn read_end(tail: &[u8], at: usize, tail_offset: u64) -> Result<EndFields> {
     let offset = tail_offset + at as u64;
-    let mut words = Words::new(&tail[at..], offset);
-    words.magic(END_MAGIC, "end")?;
+    let mut words = Words::new(&tail[at..], offset, "the ZIP end record");
+    words.magic(END_MAGIC, "no ZIP end record")?;
     let (disk, directory_disk) = (words.u16()?, words.u16()?);
     if disk != 0 || directory_disk != 0 {
         return Err(Error::unsupported("the ZIP file is part of a multi-volume archive, which torch does not write"));
@@ -177,8 +186,8 @@ pub(in crate::archive) fn read_end(tail: &[u8], at: usize, tail_offset: u64) -> 
         directory_offset: words.u32()?.into(),
     };
     let Some(locator_at) = at.checked_sub(LOCATOR_BYTES) else { return Ok(fields) };
-    let mut locator = Words::new(&tail[locator_at..at], tail_offset + locator_at as u64);
-    if locator.magic(LOCATOR_MAGIC, "locator").is_err() {
+    let mut locator = Words::new(&tail[locator_at..at], tail_offset + locator_at as u64, "the ZIP64 locator");
+    if locator.magic(LOCATOR_MAGIC, "no ZIP64 locator").is_err() {
         return Ok(fields);
     }
     locator.take(4)?;
@@ -187,8 +196,8 @@ pub(in crate::archive) fn read_end(tail: &[u8], at: usize, tail_offset: u64) -> 
     let Some(end64_at) = end64_at else {
         return Err(Error::corrupt(offset, "the ZIP64 end record is not before the end record"));
     };
-    let mut words = Words::new(&tail[end64_at as usize..locator_at], end64_offset);
-    words.magic(END64_MAGIC, "64-bit end")?;
+    let mut words = Words::new(&tail[end64_at as usize..locator_at], end64_offset, "the ZIP64 end record");
+    words.magic(END64_MAGIC, "no ZIP64 end record at the offset that its locator gives")?;
     words.take(20)?;
     words.u64()?;
     fields = EndFields { records: words.u64()?, directory_bytes: words.u64()?, directory_offset: words.u64()? };

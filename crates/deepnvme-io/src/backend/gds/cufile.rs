@@ -10,7 +10,7 @@ use deepnvme_cuda::{CuFile, IoError, IoResult, libraries_loaded};
 use deepnvme_mem::{Device, PAGE_BYTES, Region};
 
 use super::batches::Batches;
-use super::file_systems::{FileSystems, Verdict, device_of, judge, obstacle_of};
+use super::file_systems::{Directness, FileSystems, device_of, judge, obstacle_of};
 use super::registrations::{Acquired, GpuRegistration, Registered, Registrations};
 use crate::error::{Error, Result};
 use crate::op::{Errno, Op, OpKind, RegisteredFile};
@@ -38,9 +38,11 @@ pub(crate) struct Gds {
     pub(super) batches: Batches,
     pub(super) registrations: Arc<Registrations>,
     file_systems: FileSystems,
-    /// Registrations, registrations that were evicted for them, and bytes moved from and to registered memory.
+    /// Registrations of memory.
     registered: AtomicU64,
+    /// Registrations that were evicted for this engine's.
     evicted: AtomicU64,
+    /// Bytes moved from and to registered memory.
     bytes_registered: AtomicU64,
 }
 
@@ -83,10 +85,10 @@ impl Gds {
     /// Registers GPU memory with cuFile. If cuFile refuses, the result has the reason.
     pub(crate) fn register_memory(&self, memory: Region) -> Result<GpuRegistration> {
         let Device::Cuda { index } = memory.device() else {
-            return Err(Error::invalid("only memory of a GPU is pinned for cuFile; this is the host's"));
+            return Err(Error::invalid("only GPU memory can be registered with cuFile; this is host memory"));
         };
         if !memory.is_contiguous() || memory.is_empty() {
-            return Err(Error::invalid("only contiguous memory with some bytes is pinned for cuFile"));
+            return Err(Error::invalid("only contiguous, non-empty memory can be registered with cuFile"));
         }
         let device = self.device(index)?;
         let cufile = match self.cufile() {
@@ -144,7 +146,7 @@ impl Gds {
 
     /// Registers a file with cuFile until the result is dropped. Returns the reason if cuFile is not available, refuses
     /// the file, or would copy through the host, as far as that is known before a transfer.
-    pub(crate) fn register(&self, file: &Arc<OwnedFd>) -> std::result::Result<RegisteredFile, String> {
+    pub(crate) fn register_file(&self, file: &Arc<OwnedFd>) -> std::result::Result<RegisteredFile, String> {
         let cufile = self.cufile()?;
         if cufile.refuses_copies() {
             return RegisteredFile::register(cufile, file, None);
@@ -166,16 +168,16 @@ impl Gds {
         most.min(limit.max(PAGE_BYTES))
     }
 
-    /// Returns whether an op is direct.
-    pub(super) fn verdict(&self, op: &Op) -> Verdict {
+    /// Returns whether an op is direct. `Unknown` on a file system that needs a trial.
+    pub(super) fn directness(&self, op: &Op) -> Directness {
         let untried = op.cufile.as_ref().and_then(RegisteredFile::untried);
-        untried.map_or(Verdict::Direct, |device| self.file_systems.verdict(device, op.kind))
+        untried.map_or(Directness::Direct, |device| self.file_systems.directness(device, op.kind))
     }
 
     /// Performs one op with one call.
     pub(crate) fn perform(&self, op: &Op) -> std::result::Result<usize, Errno> {
         let (moved, is_registered) = self.transfer(op)?;
-        self.outcome(op, moved, is_registered)
+        self.record_result(op, moved, is_registered)
     }
 
     /// Performs an op on a file system that was not tried, and lets cuFile's statistics judge, or the rules for file
@@ -186,37 +188,38 @@ impl Gds {
             return self.perform(op);
         };
         let _turn = lock(&self.file_systems.trial);
-        let mut verdict = self.file_systems.verdict(device, op.kind);
-        if verdict == Verdict::Direct {
+        let mut directness = self.file_systems.directness(device, op.kind);
+        if directness == Directness::Direct {
             return self.perform(op);
         }
         let (mut moved, mut copies) = (None, 0);
         // Transfers of others at the same time can hide the answer.
         for _ in 0..TRIALS_MAX {
-            if verdict != Verdict::Unknown {
+            if directness != Directness::Unknown {
                 break;
             }
             let (transferred, counts) = cufile.counted(op.kind == OpKind::Read, || self.transfer(op));
             let (result, is_registered) = transferred?;
             if !matches!(&result, Ok(1..)) {
-                return self.outcome(op, result, is_registered);
+                return self.record_result(op, result, is_registered);
             }
             moved = Some((result, is_registered));
-            verdict = counts.map_or(Verdict::Unknown, judge);
+            directness = counts.map_or(Directness::Unknown, judge);
             copies = counts.map_or(0, |counts| counts.posix);
         }
-        if verdict == Verdict::Unknown && copies > 0 {
-            verdict = Verdict::Copied("cuFile copies through host memory in this process, perhaps also here".into());
-        } else if verdict == Verdict::Unknown {
-            verdict = obstacle_of(Some(device)).map_or(Verdict::Direct, Verdict::Copied);
+        if directness == Directness::Unknown && copies > 0 {
+            directness =
+                Directness::Copied("cuFile copies through host memory in this process, perhaps also here".into());
+        } else if directness == Directness::Unknown {
+            directness = obstacle_of(Some(device)).map_or(Directness::Direct, Directness::Copied);
         }
-        self.file_systems.learn(device, op.kind, &verdict);
-        match (verdict, moved) {
-            (Verdict::Copied(reason), _) => {
+        self.file_systems.learn(device, op.kind, &directness);
+        match (directness, moved) {
+            (Directness::Copied(reason), _) => {
                 refuse(op, reason);
                 Err(Errno::OPNOTSUPP)
             }
-            (_, Some((result, is_registered))) => self.outcome(op, result, is_registered),
+            (_, Some((result, is_registered))) => self.record_result(op, result, is_registered),
             (_, None) => self.perform(op),
         }
     }
@@ -240,8 +243,8 @@ impl Gds {
         Ok((moved, is_registered))
     }
 
-    /// Counts the result of a transfer and records a refusal.
-    pub(super) fn outcome(
+    /// Counts the bytes of a transfer, or records a refusal. Returns the op's result.
+    pub(super) fn record_result(
         &self,
         op: &Op,
         moved: std::result::Result<usize, IoError>,

@@ -37,7 +37,7 @@ struct Known {
 
 /// Whether a transfer is direct.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Verdict {
+pub(crate) enum Directness {
     Direct,
     /// The reason why it is not.
     Copied(String),
@@ -51,41 +51,41 @@ impl FileSystems {
         lock(&self.known).get(&device)?.refusal.clone()
     }
 
-    pub(super) fn verdict(&self, device: u64, kind: OpKind) -> Verdict {
+    pub(super) fn directness(&self, device: u64, kind: OpKind) -> Directness {
         let known = lock(&self.known);
         match known.get(&device) {
-            Some(Known { refusal: Some(reason), .. }) => Verdict::Copied(reason.clone()),
-            Some(Known { reads_directly: true, .. }) if kind == OpKind::Read => Verdict::Direct,
-            Some(Known { writes_directly: true, .. }) if kind != OpKind::Read => Verdict::Direct,
-            _ => Verdict::Unknown,
+            Some(Known { refusal: Some(reason), .. }) => Directness::Copied(reason.clone()),
+            Some(Known { reads_directly: true, .. }) if kind == OpKind::Read => Directness::Direct,
+            Some(Known { writes_directly: true, .. }) if kind != OpKind::Read => Directness::Direct,
+            _ => Directness::Unknown,
         }
     }
 
-    /// Records the verdict of a trial.
-    pub(super) fn learn(&self, device: u64, kind: OpKind, verdict: &Verdict) {
+    /// Records the result of a trial.
+    pub(super) fn learn(&self, device: u64, kind: OpKind, directness: &Directness) {
         let mut known = lock(&self.known);
         let known = known.entry(device).or_default();
-        match verdict {
-            Verdict::Direct if kind == OpKind::Read => known.reads_directly = true,
-            Verdict::Direct => known.writes_directly = true,
-            Verdict::Copied(reason) => known.refusal = Some(reason.clone()),
-            Verdict::Unknown => {}
+        match directness {
+            Directness::Direct if kind == OpKind::Read => known.reads_directly = true,
+            Directness::Direct => known.writes_directly = true,
+            Directness::Copied(reason) => known.refusal = Some(reason.clone()),
+            Directness::Unknown => {}
         }
     }
 }
 
 /// Judges a transfer by cuFile's counts, which include those of other transfers at the same time.
-pub(crate) fn judge(counts: TransferCounts) -> Verdict {
+pub(crate) fn judge(counts: TransferCounts) -> Directness {
     match (counts.direct(), counts.posix) {
-        (1.., 0) => Verdict::Direct,
+        (1.., 0) => Directness::Direct,
         (0, 1..) => {
             let posix = counts.posix;
-            Verdict::Copied(format!(
+            Directness::Copied(format!(
                 "cuFile copies through host memory here: its statistics count {posix} by POSIX calls and none by nvidia-fs or \
                  peer-to-peer"
             ))
         }
-        _ => Verdict::Unknown,
+        _ => Directness::Unknown,
     }
 }
 
@@ -172,23 +172,23 @@ mod tests {
     #[test]
     fn counts_are_judged() {
         let counts = |nvidia_fs, peer_to_peer, posix| TransferCounts { nvidia_fs, peer_to_peer, posix };
-        assert_eq!(judge(counts(1, 0, 0)), Verdict::Direct);
-        assert_eq!(judge(counts(0, 9, 0)), Verdict::Direct);
-        assert!(matches!(judge(counts(0, 0, 3)), Verdict::Copied(reason) if reason.contains("3 by POSIX")));
-        assert_eq!(judge(counts(1, 0, 1)), Verdict::Unknown, "one of them is a stranger's");
-        assert_eq!(judge(counts(0, 0, 0)), Verdict::Unknown);
+        assert_eq!(judge(counts(1, 0, 0)), Directness::Direct);
+        assert_eq!(judge(counts(0, 9, 0)), Directness::Direct);
+        assert!(matches!(judge(counts(0, 0, 3)), Directness::Copied(reason) if reason.contains("3 by POSIX")));
+        assert_eq!(judge(counts(1, 0, 1)), Directness::Unknown, "one of them is a stranger's");
+        assert_eq!(judge(counts(0, 0, 0)), Directness::Unknown);
     }
 
     #[test]
     fn a_direction_is_tried_once_and_a_copy_counts_for_both() {
         let file_systems = FileSystems::default();
-        assert_eq!(file_systems.verdict(1, OpKind::Read), Verdict::Unknown);
-        file_systems.learn(1, OpKind::Read, &Verdict::Direct);
-        assert_eq!(file_systems.verdict(1, OpKind::Read), Verdict::Direct);
-        assert_eq!(file_systems.verdict(1, OpKind::Write), Verdict::Unknown);
-        assert_eq!(file_systems.verdict(2, OpKind::Read), Verdict::Unknown);
-        file_systems.learn(1, OpKind::Write, &Verdict::Copied("so".into()));
-        assert_eq!(file_systems.verdict(1, OpKind::Read), Verdict::Copied("so".into()));
+        assert_eq!(file_systems.directness(1, OpKind::Read), Directness::Unknown);
+        file_systems.learn(1, OpKind::Read, &Directness::Direct);
+        assert_eq!(file_systems.directness(1, OpKind::Read), Directness::Direct);
+        assert_eq!(file_systems.directness(1, OpKind::Write), Directness::Unknown);
+        assert_eq!(file_systems.directness(2, OpKind::Read), Directness::Unknown);
+        file_systems.learn(1, OpKind::Write, &Directness::Copied("so".into()));
+        assert_eq!(file_systems.directness(1, OpKind::Read), Directness::Copied("so".into()));
         assert_eq!((file_systems.refusal(1), file_systems.refusal(2)), (Some("so".into()), None));
     }
 

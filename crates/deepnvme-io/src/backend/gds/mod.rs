@@ -15,5 +15,5 @@ mod submission;
 pub(crate) use self::combined::GdsBackend;
 pub(crate) use self::cufile::{Counts, CudaDevices, Gds};
 pub use self::file_systems::obstacle;
-pub(crate) use self::file_systems::{Verdict, device_of, judge, obstacle_of};
+pub(crate) use self::file_systems::{Directness, device_of, judge, obstacle_of};
 pub use self::registrations::{GpuRegistration, REGISTERED_BYTES_MAX};

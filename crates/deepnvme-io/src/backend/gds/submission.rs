@@ -12,7 +12,7 @@ use deepnvme_mem::Device;
 
 use super::cufile::Gds;
 use super::cufile::refuse;
-use super::file_systems::Verdict;
+use super::file_systems::Directness;
 use super::registrations::{Acquired, RegistrationUse};
 use crate::op::{Completion, Errno, Op, OpKind, RegisteredFile};
 
@@ -45,10 +45,10 @@ impl Gds {
     pub(super) fn perform_all(&self, ops: Vec<Op>, finish: Finish<'_>) {
         let mut by_gpu: BTreeMap<Option<u32>, Vec<Op>> = BTreeMap::new();
         for op in ops {
-            let result = match self.verdict(&op) {
-                Verdict::Direct => None,
-                Verdict::Unknown => Some(self.perform_trial(&op)),
-                Verdict::Copied(reason) => {
+            let result = match self.directness(&op) {
+                Directness::Direct => None,
+                Directness::Unknown => Some(self.perform_trial(&op)),
+                Directness::Copied(reason) => {
                     refuse(&op, reason);
                     Some(Err(Errno::OPNOTSUPP))
                 }
@@ -149,7 +149,7 @@ impl Gds {
                 continue;
             };
             drop(registration_use);
-            let result = self.outcome(&op, result, is_registered);
+            let result = self.record_result(&op, result, is_registered);
             finish(Completion { op, result });
         }
     }

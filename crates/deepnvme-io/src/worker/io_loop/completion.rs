@@ -88,8 +88,8 @@ impl<B: Backend> IoLoop<B> {
                 WorkerStats::count(&counters.retries, 1);
                 return self.submit_again(op);
             }
-            Outcome::GoBuffered(_) if entry.uses_gds() => return self.fall_back_to_bounce(token, refusal(&op)),
-            Outcome::GoBuffered(reason) => match entry.fall_back_to_buffered(op, &reason) {
+            Outcome::FallBack(_) if entry.uses_gds() => return self.fall_back_to_bounce(token, refusal(&op)),
+            Outcome::FallBack(reason) => match entry.fall_back_to_buffered(op, &reason) {
                 Ok(op) => {
                     lock(&self.accounts.stats.buffered_reason).get_or_insert(reason);
                     return self.submit_again(op);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_checkpoint::read::find_set;
 use deepnvme_file::StripeSet;
-use deepnvme_io::mem::simulated as memory;
+use deepnvme_io::mem::mapped_bytes as memory;
 use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 

@@ -141,7 +141,7 @@ fn live(state: &DriverState, kind: &str) -> i64 {
         "cufile_handles" => state.cufile.handles.len(),
         "cufile_buffers" => state.cufile.buffers.len(),
         "cufile_batches" => state.cufile.batches.len(),
-        "cufile_drivers" => state.cufile.opened as usize,
+        "cufile_drivers" => state.cufile.use_count as usize,
         _ => return -1,
     };
     count as i64

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::abi::cufile::{BATCH_FULL, FileOutcome, INTERNAL_ERROR, INVALID_VALUE, IoEvent, IoParams};
 use crate::abi::{Handle, In, Out};
 use crate::cufile::calls::{behind_gate, cufile_calls};
-use crate::cufile::session::opened;
+use crate::cufile::session::check_open;
 use crate::cufile::transfer::{Request, RequestedMemory};
 use crate::state::clock::Point;
 use crate::state::cufile::batch::{Batch, BatchEntry};
@@ -22,7 +22,7 @@ const MODE: i32 = 1;
 
 cufile_calls! {
     fn cuFileBatchIOSetUp(out: Out<Handle>, capacity: u32) |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         if out.is_null() || capacity == 0 || capacity > state.cufile.properties.max_batch {
             return Err(INVALID_VALUE);
         }

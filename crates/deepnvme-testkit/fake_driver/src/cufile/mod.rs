@@ -7,18 +7,18 @@
 //! | `statistics` | switching the statistics of transfers, and reading them |
 //! | `registered` | files and buffers that are registered |
 //! | `transfer` | one transfer: checked when requested, then moved by several calls |
-//! | `direct` | synchronous calls |
+//! | `synchronous` | synchronous calls |
 //! | `batch` | batches, whose entries complete late and in any order |
-//! | `queued` | transfers that are ops of a stream |
+//! | `stream_ordered` | transfers that are ops of a stream |
 //!
 //! Stricter than the library: the driver must be open, a context of the memory's device must be current, and host
 //! memory must be registered with the driver.
 
 mod batch;
 mod calls;
-mod direct;
-mod queued;
 mod registered;
 mod session;
 mod statistics;
+mod stream_ordered;
+mod synchronous;
 mod transfer;

@@ -8,7 +8,7 @@ use crate::abi::cufile::{
 };
 use crate::abi::{Device, Handle, In, Out};
 use crate::cufile::calls::{behind_gate, cufile_calls};
-use crate::cufile::session::opened;
+use crate::cufile::session::check_open;
 use crate::state::DriverState;
 use crate::state::cufile::file::File;
 
@@ -19,7 +19,7 @@ const BUFFER_FLAGS: i32 = 3;
 
 cufile_calls! {
     fn cuFileHandleRegister(out: Out<Handle>, description: In<Description>) |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         let description = description.get().map_err(|_| INVALID_VALUE)?;
         if out.is_null() || description.kind != DESCRIPTOR {
             return Err(INVALID_VALUE);
@@ -39,7 +39,7 @@ cufile_calls! {
     }
 
     fn cuFileBufRegister(base: u64, bytes: usize, flags: i32) |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         if base == 0 || bytes == 0 || flags & !BUFFER_FLAGS != 0 {
             return Err(INVALID_VALUE);
         }
@@ -56,7 +56,7 @@ cufile_calls! {
     }
 
     fn cuFileBufDeregister(base: u64) |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         let bytes = state.cufile.buffers.remove(&base).ok_or(INVALID_VALUE)?;
         let busy = state.races.users(base, bytes).find(|entry| !entry.over && entry.label.starts_with("cuFile"));
         if let Some(label) = busy.map(|entry| entry.label) {
@@ -87,9 +87,9 @@ extern "C" fn cuFileHandleDeregister(handle: Handle) {
 /// Returns the device of a range in one allocation; `None` for host memory that devices can access.
 pub(super) fn device_of(state: &DriverState, start: u64, bytes: usize) -> FileOutcome<Option<Device>> {
     let fits = |found: bool| if found { Ok(()) } else { Err(CUDA_POINTER_RANGE_ERROR) };
-    if let Some(found) = state.memory.around(start) {
+    if let Some(found) = state.memory.allocation_containing(start) {
         return fits(state.memory.holding(start, bytes as u64).is_ok()).map(|()| Some(found.device));
     }
-    let found = state.host.around(start as usize).ok_or(CUDA_POINTER_INVALID)?;
+    let found = state.host.range_containing(start as usize).ok_or(CUDA_POINTER_INVALID)?;
     fits(bytes <= found.bytes - (start as usize - found.start)).map(|()| None)
 }

@@ -9,7 +9,7 @@ use crate::abi::cufile::{
 use crate::cufile::calls::cufile_calls;
 use crate::state::{DriverGuard, DriverState, is_forked, lock};
 
-/// 1000 times the major version and 10 times the minor one.
+/// 1000 times the major version, plus 10 times the minor one.
 const VERSION: i32 = 15000;
 /// `CU_FILE_USE_POLL_MODE`, as a bit of the control flags.
 const POLL: u32 = 1;
@@ -20,10 +20,10 @@ const PARAMETERS: i32 = 12;
 
 cufile_calls! {
     fn cuFileDriverOpen() |mut state| {
-        if state.cufile.opened == 0 {
+        if state.cufile.use_count == 0 {
             open(&mut state)?;
         }
-        state.cufile.opened += 1;
+        state.cufile.use_count += 1;
         Ok(())
     }
 
@@ -36,7 +36,7 @@ cufile_calls! {
     }
 
     fn cuFileSetParameterBool(parameter: i32, value: bool) |mut state| {
-        if state.cufile.opened > 0 {
+        if state.cufile.use_count > 0 {
             return Err(DRIVER_ALREADY_OPEN);
         }
         if !(0..PARAMETERS).contains(&parameter) {
@@ -86,7 +86,7 @@ extern "C" fn cuFileUseCount() -> std::ffi::c_long {
     }
     let mut state = lock();
     state.call_log.call("cuFileUseCount");
-    state.cufile.opened.into()
+    state.cufile.use_count.into()
 }
 
 /// Uses up the pending parameter. By default, compatibility mode is allowed.
@@ -101,15 +101,15 @@ fn open(state: &mut DriverState) -> FileOutcome {
 }
 
 /// Checks that the driver is open.
-pub(super) fn opened(state: &DriverState) -> FileOutcome {
-    if state.cufile.opened > 0 { Ok(()) } else { Err(DRIVER_NOT_INITIALIZED) }
+pub(super) fn check_open(state: &DriverState) -> FileOutcome {
+    if state.cufile.use_count > 0 { Ok(()) } else { Err(DRIVER_NOT_INITIALIZED) }
 }
 
 /// Closes the driver once. The last close records the remaining registrations as violations, and leaves them.
 fn close(mut state: DriverGuard) -> FileOutcome {
-    opened(&state)?;
-    state.cufile.opened -= 1;
-    if state.cufile.opened > 0 {
+    check_open(&state)?;
+    state.cufile.use_count -= 1;
+    if state.cufile.use_count > 0 {
         return Ok(());
     }
     let cufile = &state.cufile;
@@ -128,7 +128,7 @@ fn close(mut state: DriverGuard) -> FileOutcome {
 /// Changes a property. Once the driver is open, the header says, nothing happens.
 fn set(state: &mut DriverState, kb: usize, change: impl FnOnce(&mut DriverProperties, u32)) -> FileOutcome {
     let kb = u32::try_from(kb).ok().filter(|kb| *kb > 0 && kb % 4 == 0).ok_or(INVALID_VALUE)?;
-    if state.cufile.opened == 0 {
+    if state.cufile.use_count == 0 {
         change(&mut state.cufile.properties, kb);
     }
     Ok(())

@@ -3,7 +3,7 @@
 use crate::abi::Out;
 use crate::abi::cufile::INVALID_VALUE;
 use crate::cufile::calls::cufile_calls;
-use crate::cufile::session::opened;
+use crate::cufile::session::check_open;
 use crate::state::cufile::statistics::{GPUS_MAX, LEVEL_MAX, Level3, Statistics};
 
 cufile_calls! {
@@ -20,25 +20,25 @@ cufile_calls! {
     }
 
     fn cuFileStatsStart() |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         state.cufile.statistics.is_started = true;
         Ok(())
     }
 
     fn cuFileStatsStop() |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         state.cufile.statistics.is_started = false;
         Ok(())
     }
 
     fn cuFileStatsReset() |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         state.cufile.statistics.per_gpu = Default::default();
         Ok(())
     }
 
     fn cuFileGetStatsL3(statistics: Out<Level3>) |state| {
-        opened(&state)?;
+        check_open(&state)?;
         let Statistics { level, per_gpu, .. } = state.cufile.statistics;
         if level < LEVEL_MAX {
             return Err(INVALID_VALUE);

@@ -10,7 +10,7 @@ use crate::abi::cufile::{
 };
 use crate::access::{Access, Shape};
 use crate::cufile::registered::device_of;
-use crate::cufile::session::opened;
+use crate::cufile::session::check_open;
 use crate::operations::locate::Side;
 use crate::state::clock::{Clock, Point, StreamId};
 use crate::state::cufile::transfer::{ALIGNMENT, Direction, Transfer};
@@ -68,7 +68,7 @@ impl DriverState {
 
     /// Checks a request on any thread.
     pub(super) fn transfer_on(&mut self, request: Request) -> FileOutcome<Transfer> {
-        opened(self)?;
+        check_open(self)?;
         let Request { direction, handle, file_offset, memory: RequestedMemory { base, bytes, .. } } = request;
         let file = self.cufile.handles.get(&handle).map(Arc::clone).ok_or(HANDLE_NOT_REGISTERED)?;
         let used = request.used()?;

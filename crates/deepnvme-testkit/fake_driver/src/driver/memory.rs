@@ -24,7 +24,7 @@ driver_calls! {
     }
 
     fn cuMemGetRegistrableRange_v2(base: Out<u64>, bytes: Out<usize>, address: u64) needs Context |state, _| {
-        let found = state.memory.around(address).ok_or(NOT_FOUND)?;
+        let found = state.memory.allocation_containing(address).ok_or(NOT_FOUND)?;
         if !base.is_null() {
             base.put(found.base())?;
         }

@@ -57,7 +57,7 @@ driver_calls! {
 }
 
 fn describe(state: &DriverState, address: u64) -> Option<Described> {
-    if let Some(found) = state.memory.around(address) {
+    if let Some(found) = state.memory.allocation_containing(address) {
         let (device, start, bytes) = (found.device, found.base(), found.bytes);
         return Some(Described {
             memory_type: DEVICE,
@@ -68,7 +68,7 @@ fn describe(state: &DriverState, address: u64) -> Option<Described> {
             id: found.id,
         });
     }
-    let found = state.host.around(address as usize)?;
+    let found = state.host.range_containing(address as usize)?;
     let (device, start, bytes) = (found.device, found.start as u64, found.bytes);
     Some(Described { memory_type: HOST, device, context: state.primary_context_of(device), start, bytes, id: start })
 }

@@ -13,7 +13,7 @@ use crate::abi::{
 };
 
 /// Keeps memory mapped.
-pub(crate) type Keep = Arc<dyn Any + Send + Sync>;
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
 
 /// Memory of `cuMemHostAlloc`.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ pub(crate) struct HostRange {
 
 /// How a copy accesses a host range.
 pub(crate) enum HostAccess {
-    /// The device accesses it when the copy runs. Allocated memory has a keeper.
-    Pinned(Option<Keep>),
+    /// The device accesses it when the copy runs. Allocated memory has an owner.
+    Pinned(Option<Owner>),
     /// The copy is complete when the call returns.
     Pageable,
 }
@@ -92,20 +92,20 @@ impl Host {
     }
 
     /// Returns the range that contains an address.
-    pub(crate) fn around(&self, address: usize) -> Option<&HostRange> {
+    pub(crate) fn range_containing(&self, address: usize) -> Option<&HostRange> {
         let (_, found) = self.ranges.range(..=address).next_back()?;
         (address - found.start < found.bytes).then_some(found)
     }
 
     /// Returns how a copy accesses a range. Partly accessible ranges are refused, as in CUDA.
-    pub(crate) fn reach(&self, start: usize, bytes: u64) -> Outcome<HostAccess> {
+    pub(crate) fn access_of(&self, start: usize, bytes: u64) -> Outcome<HostAccess> {
         let end = usize::try_from(bytes).ok().and_then(|bytes| start.checked_add(bytes)).ok_or(INVALID_VALUE)?;
         if start == 0 {
             return Err(INVALID_VALUE);
         }
-        if let Some(range) = self.around(start) {
-            let keep = range.pages.clone().map(|pages| pages as Keep);
-            return if end <= range.start + range.bytes { Ok(HostAccess::Pinned(keep)) } else { Err(INVALID_VALUE) };
+        if let Some(range) = self.range_containing(start) {
+            let owner = range.pages.clone().map(|pages| pages as Owner);
+            return if end <= range.start + range.bytes { Ok(HostAccess::Pinned(owner)) } else { Err(INVALID_VALUE) };
         }
         let next = self.ranges.range(start..).next();
         if next.is_some_and(|(first, _)| *first < end) { Err(INVALID_VALUE) } else { Ok(HostAccess::Pageable) }
@@ -159,16 +159,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_clash_by_page_and_reach_by_byte() {
+    fn ranges_clash_by_page_and_are_accessible_by_byte() {
         let memory = vec![0_u8; 8 * page_bytes()];
         let start = memory.as_ptr().addr().next_multiple_of(page_bytes()) + 100;
         let mut host = Host::default();
         host.register(start, 500, 0).unwrap();
         assert_eq!(host.register(start + 600, 10, 0), Err(HOST_MEMORY_ALREADY_REGISTERED));
-        assert!(matches!(host.reach(start + 10, 490), Ok(HostAccess::Pinned(None))));
-        assert!(matches!(host.reach(start + 500, 10), Ok(HostAccess::Pageable)));
-        assert_eq!(host.reach(start + 10, 491).err(), Some(INVALID_VALUE));
-        assert_eq!(host.reach(start - 10, 20).err(), Some(INVALID_VALUE));
+        assert!(matches!(host.access_of(start + 10, 490), Ok(HostAccess::Pinned(None))));
+        assert!(matches!(host.access_of(start + 500, 10), Ok(HostAccess::Pageable)));
+        assert_eq!(host.access_of(start + 10, 491).err(), Some(INVALID_VALUE));
+        assert_eq!(host.access_of(start - 10, 20).err(), Some(INVALID_VALUE));
         assert!(host.registration(start).is_ok() && host.registration(start + 1).is_err());
         assert_eq!(host.register(page_bytes(), 10, 0), Err(INVALID_VALUE), "nobody maps the second page");
     }

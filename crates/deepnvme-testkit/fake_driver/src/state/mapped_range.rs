@@ -1,6 +1,6 @@
 //! The bytes of an op, resolved when it is queued and accessed when it runs.
 
-use super::host::Keep;
+use super::host::Owner;
 use super::memory::fill_pattern;
 use crate::access::Shape;
 
@@ -8,14 +8,14 @@ use crate::access::Shape;
 pub(crate) struct MappedRange {
     address: usize,
     shape: Shape,
-    _keep: Option<Keep>,
+    _owner: Option<Owner>,
 }
 
 impl MappedRange {
-    /// Creates a range whose bytes are mapped at `address` for as long as `keep` lives. Without it, they belong to the
+    /// Creates a range whose bytes are mapped at `address` for as long as `owner` lives. Without it, they belong to the
     /// caller of the driver.
-    pub(crate) fn new(address: usize, shape: Shape, keep: Option<Keep>) -> Self {
-        Self { address, shape, _keep: keep }
+    pub(crate) fn new(address: usize, shape: Shape, owner: Option<Owner>) -> Self {
+        Self { address, shape, _owner: owner }
     }
 
     fn row(&self, row: u64) -> *mut u8 {
@@ -30,7 +30,7 @@ impl MappedRange {
     pub(crate) fn copy_to(&self, to: &Self) {
         debug_assert_eq!((self.shape.width, self.shape.height), (to.shape.width, to.shape.height));
         for (from, to) in self.rows().zip(to.rows()) {
-            // SAFETY: both sides were checked against the allocations, and the keepers hold the mappings. The caller
+            // SAFETY: both sides were checked against the allocations, and the owners hold the mappings. The caller
             // keeps its own memory, as with a real device.
             unsafe { std::ptr::copy(from, to, self.shape.width as usize) };
         }
@@ -39,7 +39,7 @@ impl MappedRange {
     /// Fills all bytes.
     pub(crate) fn fill(&self, byte: u8) {
         for row in self.rows() {
-            // SAFETY: the range was checked against the allocations, and its keeper holds the mapping. The caller of
+            // SAFETY: the range was checked against the allocations, and its owner holds the mapping. The caller of
             // the driver keeps its own host memory, as with a real device.
             unsafe { row.write_bytes(byte, self.shape.width as usize) };
         }

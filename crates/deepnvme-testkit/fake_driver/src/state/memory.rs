@@ -64,14 +64,14 @@ impl Memory {
     }
 
     /// Returns the allocation that contains an address.
-    pub(crate) fn around(&self, address: u64) -> Option<&Allocation> {
+    pub(crate) fn allocation_containing(&self, address: u64) -> Option<&Allocation> {
         let (_, found) = self.allocations.range(..=address).next_back()?;
         (address - found.base() < found.bytes as u64).then_some(found)
     }
 
     /// Returns the allocation that contains the whole range.
     pub(crate) fn holding(&self, address: u64, bytes: u64) -> Outcome<&Allocation> {
-        let found = self.around(address).ok_or(INVALID_VALUE)?;
+        let found = self.allocation_containing(address).ok_or(INVALID_VALUE)?;
         let bytes_max = found.bytes as u64 - (address - found.base());
         if bytes <= bytes_max { Ok(found) } else { Err(INVALID_VALUE) }
     }
@@ -167,7 +167,7 @@ mod tests {
         assert_eq!(memory.holding(base + 4999, 2).unwrap_err(), INVALID_VALUE);
         assert_eq!(memory.allocate(1, 5000, 4999, 7), Err(OUT_OF_MEMORY));
         memory.remove(base);
-        assert!(memory.around(base).is_none());
+        assert!(memory.allocation_containing(base).is_none());
         let next = memory.allocate(0, 5000, 1 << 20, 7).unwrap();
         assert!(next != base && memory.of(Some(1)).count() == 0 && memory.of(None).count() == 1);
     }

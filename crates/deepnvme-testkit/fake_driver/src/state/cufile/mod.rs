@@ -18,7 +18,7 @@ use crate::access::Access;
 /// The state of cuFile.
 pub(crate) struct CuFile {
     /// How often the driver was opened and not closed.
-    pub(crate) opened: u32,
+    pub(crate) use_count: u32,
     pub(crate) handles: BTreeMap<Handle, Arc<File>>,
     /// Registered buffers: bytes, by their first address.
     pub(crate) buffers: BTreeMap<u64, usize>,
@@ -36,7 +36,7 @@ impl CuFile {
     pub(crate) fn new(compat: bool) -> Self {
         let properties = DriverProperties::new(compat);
         Self {
-            opened: 0,
+            use_count: 0,
             handles: BTreeMap::new(),
             buffers: BTreeMap::new(),
             batches: BTreeMap::new(),

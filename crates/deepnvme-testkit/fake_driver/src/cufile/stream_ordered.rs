@@ -10,7 +10,7 @@ use crate::abi::cufile::{FileOutcome, HANDLE_NOT_REGISTERED, INVALID_VALUE};
 use crate::abi::{self, Handle, Out};
 use crate::cufile::calls::cufile_calls;
 use crate::cufile::registered::device_of;
-use crate::cufile::session::opened;
+use crate::cufile::session::check_open;
 use crate::cufile::transfer::{Request, RequestedMemory};
 use crate::operations::queue::{Delay, StreamOp};
 use crate::state::clock::{Clock, Point};
@@ -57,7 +57,7 @@ cufile_calls! {
     }
 
     fn cuFileStreamRegister(stream: Handle, flags: u32) |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         if flags > 15 {
             return Err(INVALID_VALUE);
         }
@@ -70,7 +70,7 @@ cufile_calls! {
     }
 
     fn cuFileStreamDeregister(stream: Handle) |mut state| {
-        opened(&state)?;
+        check_open(&state)?;
         let device = state.current()?;
         let id = state.stream(stream, device).map_err(|_| INVALID_VALUE)?;
         state.streams.get_mut(id)?.cufile.take().map(drop).ok_or(INVALID_VALUE)
@@ -86,7 +86,7 @@ fn queue(
     (bytes, file_offset, memory_offset, done): Pointers,
     stream: Handle,
 ) -> FileOutcome {
-    opened(&state)?;
+    check_open(&state)?;
     let device = state.current()?;
     let id = state.stream_for_work(stream, device)?;
     if done.is_null() || bytes.is_null() || file_offset.is_null() || memory_offset.is_null() {
