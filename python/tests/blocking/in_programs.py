@@ -108,6 +108,26 @@ def unless_closed(call: Callable[[], object]) -> Callable[[], None]:
     return run
 
 
+def run_until_moving(call: Callable[[], object]) -> None:
+    """Make a call in another thread, and wait until it moves bytes. It may end with ClosedError."""
+    moves = busy()
+    threading.Thread(target=unless_closed(call), daemon=True).start()
+    while not moves():
+        time.sleep(0.001)
+
+
+def interrupted_close(close: Callable[[], object]) -> None:
+    """Close in this thread, and check that Ctrl-C ends that."""
+
+    def call() -> None:
+        event_times.append(time.monotonic())
+        interrupt()
+        close()
+        time.sleep(0.2)
+
+    raises(KeyboardInterrupt, call)
+
+
 def both_close(close: Callable[[], object], is_time: Callable[[], object]) -> None:
     """Close in another thread, and then in this one."""
     soon(close, is_time)

@@ -132,16 +132,8 @@ in_child(lambda: raises(errors.ClosedError, run))
         "raises; close it again",
         STREAMED
         + """
-threading.Thread(target=unless_closed(run), daemon=True).start()
-moves = busy()
-while not moves():
-    time.sleep(0.001)
-def close():
-    event_times.append(time.monotonic())
-    interrupt()
-    offloader.close()
-    time.sleep(0.2)
-raises(KeyboardInterrupt, close)
+run_until_moving(run)
+interrupted_close(offloader.close)
 offloader.close()
 raises(errors.ClosedError, run)
 """,
@@ -154,10 +146,7 @@ raises(errors.ClosedError, run)
         ENDS,
         STREAMED
         + """
-threading.Thread(target=unless_closed(run), daemon=True).start()
-moves = busy()
-while not moves():
-    time.sleep(0.001)
+run_until_moving(run)
 leave(offloader.close, at(0))
 """,
     ),

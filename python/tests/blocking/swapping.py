@@ -258,16 +258,8 @@ both_close(swapper.close, moves)
         """
 swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(12 << 20))
-moves = busy()
-threading.Thread(target=unless_closed(swapper.flush), daemon=True).start()
-while not moves():
-    time.sleep(0.001)
-def close():
-    event_times.append(time.monotonic())
-    interrupt()
-    swapper.close()
-    time.sleep(0.2)
-raises(KeyboardInterrupt, close)
+run_until_moving(swapper.flush)
+interrupted_close(swapper.close)
 swapper.close()
 raises(errors.ClosedError, swapper.flush)
 """,

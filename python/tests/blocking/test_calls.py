@@ -82,6 +82,12 @@ def fork_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool
         server.close()
 
 
+def server_of(servers: dict[bool, ForkServer], *, needs_torch: bool) -> ForkServer:
+    if needs_torch not in servers:
+        pytest.skip("torch is not installed")
+    return servers[needs_torch]
+
+
 def name_of(part: str) -> str:
     return "" if "\n" in part or "(" in part else re.sub(r"[`,=' ]+", "-", part).strip("-")
 
@@ -92,9 +98,7 @@ def test_a_call_that_waits_ends_in_time(
 ) -> None:
     setup = engine.SETUP if row in (*engine.ROWS, *handles.ROWS) else ""
     needs_torch = row not in engine.ROWS
-    if needs_torch not in fork_servers:
-        pytest.skip("torch is not installed")
-    attempts = Attempts(fork_servers[needs_torch], tmp_path, measures_exit=not needs_torch)
+    attempts = Attempts(server_of(fork_servers, needs_torch=needs_torch), tmp_path, measures_exit=not needs_torch)
     for folder in until_judged(attempts, column, setup + textwrap.dedent(program)):
         if column == "exit":
             assert_left(row, folder)
@@ -106,9 +110,7 @@ def test_a_call_that_waits_ends_in_time(
 def test_a_call_of_an_integration_ends_like_the_call_that_it_makes(
     name: str, column: str, tmp_path: Path, fork_servers: dict[bool, ForkServer]
 ) -> None:
-    if True not in fork_servers:
-        pytest.skip("torch is not installed")
-    attempts = Attempts(fork_servers[True], tmp_path, measures_exit=False)
+    attempts = Attempts(server_of(fork_servers, needs_torch=True), tmp_path, measures_exit=False)
     for folder in until_judged(attempts, column, wrappers.PROGRAMS[name, column]):
         if column == "exit" and name.startswith("save of") and (folder / "file").exists():
             assert len(deepnvme.load(folder / "file", verify="full")["a"]) == 24 << 20

@@ -12,7 +12,7 @@ pub(in crate::archive) struct Words<'a> {
     bytes: &'a [u8],
     at: usize,
     offset: u64,
-    /// What the bytes are, for errors.
+    /// The structure that the bytes are part of, as errors name it.
     structure: &'static str,
 }
 
