@@ -49,10 +49,15 @@ impl PyHistory {
     /// of megabytes takes seconds. It is not read again while this process holds the lock.
     fn read(&self, py: Python<'_>) -> PyResult<String> {
         let inner = Arc::clone(&self.inner);
-        let is_known = inner.is_claimed();
         let read = move || inner.read().map(|manifest| manifest.text());
-        let text = if is_known { py.detach(read) } else { interruptible::run_read_only(py, read)? };
-        text.map_err(|error| to_exception(py, &error))
+        if !self.inner.is_claimed() {
+            let text = interruptible::run_read_only(py, read.clone())?;
+            // Unless a signal handler has saved here meanwhile, and knows more.
+            if !self.inner.is_claimed() {
+                return text.map_err(|error| to_exception(py, &error));
+            }
+        }
+        py.detach(read).map_err(|error| to_exception(py, &error))
     }
 
     /// Step and file of the listed checkpoints that the last ``read`` omitted because their files are missing.

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 import deepnvme
 from deepnvme import errors
 from programs import output_of, program, run
 
 from .runs import save_all, state_of
-from .states import assert_same
+from .states import assert_same, manifest_of_missing
 
 InThreads = Callable[[Callable[[int], object], int], None]
 
@@ -294,3 +296,23 @@ print("good", flush=True)
 def test_a_forked_child_may_go_on_reading(tmp_path: Path) -> None:
     save_all(tmp_path, 1, 2)
     assert output_of(READING, tmp_path) == "good\n"
+
+
+def test_a_save_of_a_signal_handler_while_the_manifest_is_read(tmp_path: Path) -> None:
+    """What is read then is older than what the handler has saved."""
+    warnings.simplefilter("ignore")  # of the missing files; pytest restores the filters
+    (tmp_path / "manifest.json").write_text(manifest_of_missing(50_000))
+    checkpointer, saved = deepnvme.Checkpointer(tmp_path), []
+
+    def handler(*_: object) -> None:
+        saved.append(checkpointer.save(1_000_000, {"a": torch.ones(2)}))
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.03)
+        while not saved:
+            _ = checkpointer.checkpoints
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert [entry.step for entry in checkpointer.checkpoints] == [1_000_000]
+    checkpointer.close()
