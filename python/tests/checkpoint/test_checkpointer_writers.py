@@ -299,7 +299,7 @@ def test_a_forked_child_may_go_on_reading(tmp_path: Path) -> None:
 
 
 def test_a_save_of_a_signal_handler_while_the_manifest_is_read(tmp_path: Path) -> None:
-    """What is read then is older than what the handler has saved."""
+    """The text that was read before is older than the manifest that the handler wrote."""
     warnings.simplefilter("ignore")  # of the missing files; pytest restores the filters
     (tmp_path / "manifest.json").write_text(manifest_of_missing(50_000))
     checkpointer, saved = deepnvme.Checkpointer(tmp_path), []
