@@ -110,4 +110,4 @@ print(resident_bytes("VmHWM") - before >> 20)
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "x")]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert int(result.stdout) < 150, "320 MiB are cast with 64 MiB of buffers"
+    assert int(result.stdout) < 110, "320 MiB are cast with 64 MiB of buffers"

@@ -19,7 +19,7 @@ from torch.futures import Future
 
 from deepnvme._checkpoint.dcp.folder import CheckpointFolder
 from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode, decode_fingerprints
-from deepnvme._checkpoint.dcp.shard import BufferedItem, Shard, group_pieces
+from deepnvme._checkpoint.dcp.shard import BufferedItem, Shard, request_groups
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
@@ -157,9 +157,7 @@ class DeepnvmeReader(StorageReader):
         self._transfer(shards)
         for finish in finishes:
             finish()
-        for group in group_pieces(buffered):
-            for one, piece in group:
-                one.request(piece)
+        for group in request_groups(buffered):
             self._transfer({one.shard: None for one, _ in group})
             for one, piece in group:
                 one.finish(piece)

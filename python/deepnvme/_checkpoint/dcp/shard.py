@@ -34,6 +34,8 @@ _SAMPLED_FRACTION = 1 / 32
 _REMEDY = "restore the whole folder from a copy, or load another checkpoint"
 # Memory for items that pass through a buffer. All others are read in place.
 COPIED_BYTES_MAX = 64 << 20
+# As in memory of torch.empty: enough for every dtype, and for vector instructions.
+_ALIGNMENT = 64
 
 
 class Shard:
@@ -155,9 +157,9 @@ class BufferedItem:
             box = list(self.item.storage_offsets), list(self.item.lengths)
             yield from pieces(self.shape, *box, COPIED_BYTES_MAX // self.dtype.itemsize)
 
-    def request(self, piece: Piece) -> None:
-        """Request a piece from the file."""
-        source = self.sources[piece] = torch.empty(piece.shape, dtype=self.dtype)
+    def request(self, piece: Piece, memory: torch.Tensor) -> None:
+        """Request a piece from the file, into the memory of a buffer."""
+        source = self.sources[piece] = memory.view(self.dtype).view(piece.shape)
         self.shard.request(self.name, piece.start * self.dtype.itemsize, source)
 
     def finish(self, piece: Piece) -> None:
@@ -171,17 +173,24 @@ class BufferedItem:
             copy_exactly(target, source)
 
 
-def group_pieces(items: list[BufferedItem]) -> Iterator[list[tuple[BufferedItem, Piece]]]:
-    """Group the pieces of items, so that the buffers of each group stay within the limit."""
+def request_groups(items: list[BufferedItem]) -> Iterator[list[tuple[BufferedItem, Piece]]]:
+    """Request the pieces of items, group by group. The groups share one buffer.
+
+    Buffers of their own, allocated and freed for each group, would fragment the heap and so exceed the limit.
+    """
+    buffer = torch.empty(COPIED_BYTES_MAX if items else 0, dtype=torch.uint8)
     group: list[tuple[BufferedItem, Piece]] = []
-    nbytes = 0
+    end = 0
     for item in items:
         for piece in item.pieces():
-            if group and nbytes + piece.elements * item.dtype.itemsize > COPIED_BYTES_MAX:
+            nbytes = piece.elements * item.dtype.itemsize
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            if start + nbytes > COPIED_BYTES_MAX:
                 yield group
-                group, nbytes = [], 0
+                group, start = [], 0
+            end = start + nbytes
+            item.request(piece, buffer[start:end])
             group.append((item, piece))
-            nbytes += piece.elements * item.dtype.itemsize
     if group:
         yield group
 
