@@ -37,12 +37,14 @@ mod reader;
 pub mod replace;
 pub mod stripe_set;
 mod sync;
+mod versioned_file;
 mod writer;
 
 pub use open::{Target, from_descriptors, is_url, open};
 pub use reader::FileReader;
 pub use replace::{Replacement, Temporary};
 pub use stripe_set::StripeSet;
+pub use versioned_file::{FileChange, VersionedFile};
 pub use writer::FileWriter;
 
 /// Size of one buffer of a writer.

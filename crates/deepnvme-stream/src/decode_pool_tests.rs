@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use deepnvme_codec::{Float, cast};
+use deepnvme_file::VersionedFile;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine};
@@ -13,14 +14,13 @@ use super::{BUFFERS_BYTES, DecodeJob, DecodePool, lock};
 use crate::compressed_cache::CompressedCache;
 use crate::decode_task::{DecodeTask, JobCost};
 use crate::layer_group::{Conversion, Decoding};
-use crate::weight_file::WeightFile;
 
 const JOB_BYTES: usize = 1 << 20;
 const FAR: Duration = Duration::from_secs(600);
 
 struct World {
     pool: DecodePool,
-    source: WeightFile,
+    source: VersionedFile,
     wide: Vec<u8>,
     entries: usize,
     _folder: tempfile::TempDir,
@@ -44,7 +44,7 @@ impl World {
         let mut wide = vec![0; jobs * JOB_BYTES * 2];
         cast::convert(Float::Bf16, Float::F32, &bytes[7..], &mut wide).unwrap();
         let pool = DecodePool::start_with(engine, JOB_BYTES, CompressedCache::new(entries).unwrap(), threads).unwrap();
-        Self { pool, source: WeightFile::open(path).unwrap(), wide, entries: entries.len(), _folder: folder }
+        Self { pool, source: VersionedFile::open(path).unwrap(), wide, entries: entries.len(), _folder: folder }
     }
 
     fn begin(&self, range: std::ops::Range<usize>) -> (Arc<DecodeTask>, Region) {

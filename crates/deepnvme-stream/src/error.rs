@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use deepnvme_file::{FileChange, VersionedFile};
 use deepnvme_io::display;
 
 /// The result of every call that can fail.
@@ -70,4 +71,12 @@ pub enum Error {
     /// The model was closed.
     #[error("the model is closed and no longer streams its weights")]
     Closed,
+}
+
+/// Checks that a file is the one that was opened.
+pub(crate) fn check_unchanged(file: &VersionedFile) -> Result<()> {
+    match file.change()? {
+        None => Ok(()),
+        Some(FileChange { path, what }) => Err(Error::Changed { path, what }),
+    }
 }

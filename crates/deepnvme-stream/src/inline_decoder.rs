@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_file::VersionedFile;
 use deepnvme_file::aligned_range::join_buffer;
 use deepnvme_io::mem::{Buffer, PAGE_BYTES, RegionMut, ReservedRange};
 use deepnvme_io::{Engine, Error as IoError, ReadItem, Transfer};
@@ -11,7 +12,6 @@ use crate::decode::{Workspace, convert};
 use crate::error::{Error, Result};
 use crate::layer_group::Conversion;
 use crate::sync::Instant;
-use crate::weight_file::WeightFile;
 
 /// Bytes read ahead while the previous batch is decoded.
 const BATCH_BYTES: usize = 16 << 20;
@@ -42,7 +42,7 @@ impl InlineDecoder {
     pub(crate) fn run(
         &mut self,
         engine: &Engine,
-        sources: &[WeightFile],
+        sources: &[VersionedFile],
         mut conversions: Vec<Conversion>,
         memory: &ReservedRange,
     ) -> Result<DecodeCost> {
@@ -70,7 +70,7 @@ impl InlineDecoder {
     fn finish(
         &mut self,
         batch: Batch<'_>,
-        sources: &[WeightFile],
+        sources: &[VersionedFile],
         memory: &ReservedRange,
         spare: &mut Vec<Buffer>,
         cost: &mut DecodeCost,
@@ -105,7 +105,7 @@ impl InlineDecoder {
 
 fn start<'a>(
     engine: &Engine,
-    sources: &[WeightFile],
+    sources: &[VersionedFile],
     reads: &[&'a [Conversion]],
     buffer_bytes: usize,
     spare: &mut Vec<Buffer>,

@@ -8,23 +8,23 @@
 //! by the waiting thread. `compressed_cache` keeps encoded weights in memory. `inline_decoder` decodes rows.
 //!
 //! `access_predictor` learns the order of groups, `residency` decides, without I/O, which groups are in memory,
-//! `slot_memory` divides the arena, `streamer` moves the bytes of groups (`fetch` reads one group), and `weight_file`
-//! notices changed files.
+//! `slot_memory` divides the arena, and `streamer` moves the bytes of groups (`fetch` reads one group).
 //!
 //! [`pack`] rewrites a model's files so that they stream faster.
 //!
 //! ```
 //! use std::sync::Arc;
 //!
+//! use deepnvme_file::VersionedFile;
 //! use deepnvme_io::mem::{Buffer, RegionMut, StreamHandle};
 //! use deepnvme_io::{Config, Engine};
-//! use deepnvme_stream::{LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
+//! use deepnvme_stream::{LayerGroup, Piece, SlotClass, StreamPlan, Streamer};
 //!
 //! # let folder = tempfile::tempdir()?;
 //! # let path = folder.path().join("model.safetensors");
 //! std::fs::write(&path, vec![7; 40_000])?;
 //! let engine = Arc::new(Engine::new(Config::default())?);
-//! let file = WeightFile::open(&path)?;
+//! let file = VersionedFile::open(&path)?;
 //!
 //! // Four layers of 10,000 bytes, two of which are in memory at any time.
 //! let piece = |index: u64| Piece { source: 0, offset: index * 10_000, bytes: 10_000, at: 0 };
@@ -66,7 +66,6 @@ mod stats;
 mod stored_tensor;
 mod streamer;
 mod sync;
-mod weight_file;
 
 pub use compressed_cache::cacheable_bytes;
 pub use error::{Error, Result};
@@ -75,4 +74,3 @@ pub use sparse_row_cache::{RowLocations, RowTensor, SparseRowCache, StoredRange}
 pub use stats::StreamStats;
 pub use stored_tensor::{Form, StoredTensor};
 pub use streamer::{StreamPlan, Streamer};
-pub use weight_file::WeightFile;

@@ -5,16 +5,16 @@ use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
 use deepnvme_codec::Float;
+use deepnvme_file::VersionedFile;
 use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{Engine, ReadItem};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_unchanged};
 use crate::inline_decoder::InlineDecoder;
 use crate::layer_group::Conversion;
 use crate::stats::StreamStats;
 use crate::stored_tensor::StoredTensor;
 use crate::sync::{Instant, Mutex};
-use crate::weight_file::WeightFile;
 
 /// Where the rows of a tensor are on disk.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,7 +74,7 @@ pub struct RowTensor {
 #[derive(Debug)]
 pub struct SparseRowCache {
     engine: Arc<Engine>,
-    sources: Vec<WeightFile>,
+    sources: Vec<VersionedFile>,
     tensors: Vec<RowTensor>,
     memory: ReservedRange,
     bytes_max: u64,
@@ -110,7 +110,7 @@ impl SparseRowCache {
     /// `Plan` if a tensor exceeds the memory, or lacks a location for some row.
     pub fn new(
         engine: Arc<Engine>,
-        sources: Vec<WeightFile>,
+        sources: Vec<VersionedFile>,
         tensors: Vec<RowTensor>,
         memory: ReservedRange,
         bytes_max: u64,
@@ -312,7 +312,7 @@ impl SparseRowCache {
             }
         }
         for (source, _) in self.sources.iter().zip(used).filter(|(_, used)| *used) {
-            source.check()?;
+            check_unchanged(source)?;
         }
         let started = Instant::now();
         if !reads.is_empty() {

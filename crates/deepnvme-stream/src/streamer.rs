@@ -4,20 +4,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_file::VersionedFile;
 use deepnvme_io::mem::sync::ignore_poison;
 use deepnvme_io::mem::{Device, RegionMut, StreamHandle};
 use deepnvme_io::{Engine, ReadItem, Refused};
 
 use crate::compressed_cache::{CachePlan, CompressedCache};
 use crate::decode_pool::{DecodeJob, DecodePool};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_unchanged};
 use crate::fetch::{Fetch, FetchCost, FetchHandle, join_parts};
 use crate::layer_group::{self, LayerGroup, SlotClass};
 use crate::residency::{AcquireResult, Residency};
 use crate::slot_memory::{SlotMemory, overlaps};
 use crate::stats::{Busy, StreamStats};
 use crate::sync::{Instant, Mutex, MutexGuard};
-use crate::weight_file::WeightFile;
 
 /// How often a wait without a time limit wakes up.
 const POLL_INTERVAL: Duration = Duration::from_secs(3600);
@@ -26,7 +26,7 @@ const POLL_INTERVAL: Duration = Duration::from_secs(3600);
 #[derive(Debug, Default)]
 pub struct StreamPlan {
     /// The files of the model.
-    pub files: Vec<WeightFile>,
+    pub files: Vec<VersionedFile>,
     /// The layer groups, in the order that is expected at first.
     pub groups: Vec<LayerGroup>,
     /// The slots of the arena.
@@ -41,7 +41,7 @@ pub struct StreamPlan {
 #[derive(Debug)]
 pub struct Streamer {
     engine: Arc<Engine>,
-    files: Vec<WeightFile>,
+    files: Vec<VersionedFile>,
     groups: Vec<LayerGroup>,
     /// The offset and the length of each slot.
     slots: Vec<(usize, usize)>,
@@ -296,7 +296,7 @@ impl Streamer {
         let mut checked = usize::MAX;
         for (_, source, _, _) in self.groups[group].placed_ranges() {
             if std::mem::replace(&mut checked, source) != source {
-                self.files[source].check()?;
+                check_unchanged(&self.files[source])?;
             }
         }
         Ok(())

@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast, pack};
+use deepnvme_file::VersionedFile;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region, StreamHandle};
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
+use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
@@ -73,7 +74,7 @@ impl World {
         let memory = Buffer::zeroed(slots * slot_bytes).unwrap().into_region();
         let arena = memory.region();
         let class = SlotClass { slots, prefetch: slots - 1, slot_bytes, shares_memory: false };
-        let source = WeightFile::open(path.clone()).unwrap();
+        let source = VersionedFile::open(path.clone()).unwrap();
         let streamer = Streamer::new(
             engine,
             StreamPlan { files: vec![source], groups, classes: vec![class], cache_bytes_max: cache },
@@ -240,7 +241,7 @@ fn damaged_weights_are_an_error_with_their_place() {
     let text = damaged.to_string();
     // Either the changed file is detected or the damage; here, the change is detected first.
     assert!(text.contains("it was written to"), "{text}");
-    let source = WeightFile::open(again.path).unwrap();
+    let source = VersionedFile::open(again.path).unwrap();
     let group = LayerGroup {
         conversions: vec![Conversion {
             source: 0,

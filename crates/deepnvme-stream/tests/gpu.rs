@@ -9,9 +9,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use deepnvme_codec::{Float, cast};
+use deepnvme_file::VersionedFile;
 use deepnvme_io::mem::StreamHandle;
 use deepnvme_io::{Config, Engine};
-use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
+use deepnvme_stream::{Conversion, Decoding, Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer};
 
 use crate::fake_driver::{Gpu, GpuMemory, pattern};
 
@@ -70,10 +71,10 @@ fn engine() -> Arc<Engine> {
     Arc::new(Engine::new(Config::default()).unwrap())
 }
 
-fn write(folder: &Path, bytes: &[u8]) -> WeightFile {
+fn write(folder: &Path, bytes: &[u8]) -> VersionedFile {
     let path = folder.join("weights.bin");
     std::fs::write(&path, bytes).unwrap();
-    WeightFile::open(path).unwrap()
+    VersionedFile::open(path).unwrap()
 }
 
 /// Whether a copy of the arena contains a group at this offset.

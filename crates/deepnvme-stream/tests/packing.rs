@@ -15,13 +15,13 @@ use deepnvme_checkpoint::{Error, Progress, Result};
 use deepnvme_codec::quant::{CodeType, Scheme, dequantise, quantise};
 use deepnvme_codec::{Float, cast};
 use deepnvme_file::replace::PrivateFolder;
-use deepnvme_file::{StripeSet, Target};
+use deepnvme_file::{StripeSet, Target, VersionedFile};
 use deepnvme_format::{Dtype, safetensors, safetensors::TensorSpec};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region};
 use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_stream::pack::{EncodingMode, PACKED_NAME, PLAIN_NAME, PackOptions, PackOutcome, Packer, tensors};
-use deepnvme_stream::{Form, LayerGroup, SlotClass, StreamPlan, Streamer, WeightFile};
+use deepnvme_stream::{Form, LayerGroup, SlotClass, StreamPlan, Streamer};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
@@ -147,7 +147,7 @@ fn unpacked(engine: &Arc<Engine>, target: &Target) -> HashMap<String, (Dtype, Ve
         assert!(starts.len() > 2 || *bytes <= 256 << 10, "it is cut into parts");
         let group = LayerGroup { conversions, ..LayerGroup::default() };
         let class = SlotClass { slots: 1, prefetch: 0, slot_bytes, shares_memory: false };
-        let source = WeightFile::open(target.clone()).unwrap();
+        let source = VersionedFile::open(target.clone()).unwrap();
         let plan =
             StreamPlan { files: vec![source], groups: vec![group], classes: vec![class], ..StreamPlan::default() };
         let streamer = Streamer::new(Arc::clone(engine), plan, arena).unwrap();

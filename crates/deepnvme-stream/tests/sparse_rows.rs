@@ -6,10 +6,11 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use deepnvme_file::VersionedFile;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_stream::{Error, RowLocations, RowTensor, SparseRowCache, WeightFile};
+use deepnvme_stream::{Error, RowLocations, RowTensor, SparseRowCache};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
@@ -87,7 +88,7 @@ impl World {
             },
         ];
         let memory = ReservedRange::new(second + items * 2 * piece_bytes, row_bytes).unwrap();
-        let source = WeightFile::open(path.clone()).unwrap();
+        let source = VersionedFile::open(path.clone()).unwrap();
         let bound = (kept_items * (row_bytes + 2 * piece_bytes)) as u64;
         let cache = SparseRowCache::new(engine, vec![source], parts, memory.clone(), bound).unwrap();
         let places = vec![

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use deepnvme_file::VersionedFile;
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, Region, StreamHandle};
 use deepnvme_io::{BackendFactory, Config, Engine, ErrorKind};
-use deepnvme_stream::{Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer, WeightFile};
+use deepnvme_stream::{Error, LayerGroup, Piece, SlotClass, StreamPlan, Streamer};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 
@@ -76,7 +77,7 @@ impl World {
         let bytes = classes.iter().map(|class| class.slots * class.slot_bytes).max().unwrap();
         let memory = Buffer::zeroed(bytes).unwrap().into_region();
         let arena = memory.region();
-        let source = WeightFile::open(path.clone()).unwrap();
+        let source = VersionedFile::open(path.clone()).unwrap();
         let streamer = Streamer::new(
             engine,
             StreamPlan { files: vec![source], groups: groups.clone(), classes, ..StreamPlan::default() },
@@ -260,7 +261,7 @@ fn a_file_that_changes_is_noticed() {
 
 #[test]
 fn a_missing_file_names_its_path() {
-    let missing = WeightFile::open(PathBuf::from("no/such/weights.bin")).unwrap_err();
+    let missing = VersionedFile::open(PathBuf::from("no/such/weights.bin")).unwrap_err();
     assert!(missing.to_string().contains("no/such/weights.bin"), "{missing}");
 }
 
@@ -283,7 +284,7 @@ fn an_inconsistent_plan_is_refused() {
     ];
     for (groups, class, bytes) in plans {
         let arena = Buffer::zeroed(bytes).unwrap().into_region();
-        let source = WeightFile::open(path.clone()).unwrap();
+        let source = VersionedFile::open(path.clone()).unwrap();
         let refused = Streamer::new(
             engine(),
             StreamPlan { files: vec![source], groups, classes: vec![class], ..StreamPlan::default() },
@@ -313,7 +314,7 @@ fn relative_paths_survive_a_change_of_folder() {
     // In a process of its own, since the working directory is global.
     if let Some(folder) = std::env::var_os("DEEPNVME_TEST_FOLDER") {
         std::env::set_current_dir(&folder).unwrap();
-        let source = WeightFile::open(PathBuf::from("weights.bin")).unwrap();
+        let source = VersionedFile::open(PathBuf::from("weights.bin")).unwrap();
         let group = LayerGroup {
             class: 0,
             pieces: vec![Piece { source: 0, offset: 0, bytes: 4096, at: 0 }],
@@ -343,7 +344,7 @@ fn a_failed_prefetch_is_retried() {
     let folder = tempfile::tempdir().unwrap();
     let (path, data) = random_file(folder.path(), "weights.bin", 4 * 4096);
     let hidden = folder.path().join("hidden");
-    let source = WeightFile::open(path.clone()).unwrap();
+    let source = VersionedFile::open(path.clone()).unwrap();
     let piece = |group: usize| Piece { source: 0, offset: (group * 4096) as u64, bytes: 4096, at: 0 };
     let groups =
         (0..4).map(|group| LayerGroup { class: 0, pieces: vec![piece(group)], conversions: Vec::new() }).collect();
@@ -374,7 +375,7 @@ fn a_refused_read_frees_its_slot() {
     let folder = tempfile::tempdir().unwrap();
     let (path, _) = random_file(folder.path(), "weights", 4 * 4096);
     let engine = engine();
-    let source = WeightFile::open(path).unwrap();
+    let source = VersionedFile::open(path).unwrap();
     let piece = |group: usize| Piece { source: 0, offset: (group * 4096) as u64, bytes: 4096, at: 0 };
     let groups =
         (0..4).map(|group| LayerGroup { class: 0, pieces: vec![piece(group)], conversions: Vec::new() }).collect();

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use deepnvme_file::VersionedFile;
 use deepnvme_io::Engine;
 use deepnvme_mem::dlpack::{self, DLDataType, DLManagedTensor};
 use deepnvme_mem::{ReservedRange, StreamHandle};
 use deepnvme_stream::{
     Conversion, LayerGroup, Piece, RowLocations, RowTensor, SlotClass, SparseRowCache, StoredRange, StreamPlan,
-    StreamStats, Streamer, WeightFile,
+    StreamStats, Streamer,
 };
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
@@ -275,12 +276,12 @@ fn open(
     py: Python<'_>,
     files: &[Bound<'_, PyAny>],
     engine: Option<&Bound<'_, PyEngine>>,
-) -> PyResult<(Arc<Engine>, Vec<WeightFile>)> {
+) -> PyResult<(Arc<Engine>, Vec<VersionedFile>)> {
     let engine = default::or_default(py, engine)?;
     let open_file = |path: &Bound<'_, PyAny>| {
         let target = PathArgument::new(path)?
             .named(|number| format!("weights are streamed from a path, not from descriptor {number}"))?;
-        WeightFile::open(target).map_err(|error| to_exception(py, &error))
+        VersionedFile::open(target).map_err(|error| to_exception(py, &error))
     };
     Ok((engine, files.iter().map(open_file).collect::<PyResult<Vec<_>>>()?))
 }

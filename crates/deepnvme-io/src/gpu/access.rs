@@ -156,9 +156,19 @@ impl GpuAccess {
             memory.copy_from_slice(from, source);
             return Ok(());
         }
-        let host = Region::from_vec(source.to_vec());
-        let slice = GpuSlice { at: 0, memory: memory.region(), from, len: source.len() };
-        self.gpus.copy(memory.device(), Direction::Read, &host, &[slice])
+        self.copy_to_gpu(memory, from, &Region::from_vec(source.to_vec()))
+    }
+
+    /// Copies all bytes of host memory over GPU memory, from `from` on.
+    ///
+    /// # Errors
+    /// As [`record_events`](Self::record_events).
+    ///
+    /// # Panics
+    /// If the range is outside the memory.
+    pub fn copy_to_gpu(&self, memory: &RegionMut, from: usize, host: &Region) -> Result<()> {
+        let slice = GpuSlice { at: 0, memory: memory.region(), from, len: host.len() };
+        self.gpus.copy(memory.device(), Direction::Read, host, &[slice])
     }
 
     /// Allocates uninitialised GPU memory.

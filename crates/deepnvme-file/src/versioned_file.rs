@@ -1,19 +1,27 @@
-//! A file that weights are read from while the model is open.
+//! A file that is read while others may change it.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_file::Target;
 use deepnvme_io::fs::{self, FileId};
-use deepnvme_io::{Access, DirectMode, Error as IoError, OpenOptions, TensorFile};
+use deepnvme_io::{Access, DirectMode, Error, OpenOptions, Result, TensorFile};
 
-use crate::error::{Error, Result};
+use crate::open::{Target, open};
 
 /// An open file, and the version that it had, to notice changes.
 #[derive(Debug)]
-pub struct WeightFile {
+pub struct VersionedFile {
     file: Arc<TensorFile>,
     versions: Vec<(PathBuf, FileVersion)>,
+}
+
+/// A file is not the one that was opened.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileChange {
+    /// The file.
+    pub path: PathBuf,
+    /// The difference, as a clause.
+    pub what: String,
 }
 
 /// Changes when a file is replaced, truncated or written to.
@@ -26,7 +34,7 @@ struct FileVersion {
 
 impl FileVersion {
     fn of(path: &Path) -> Result<Self> {
-        let stat = fs::stat(path).map_err(|errno| IoError::os("stat", errno).at_path(path))?;
+        let stat = fs::stat(path).map_err(|errno| Error::os("stat", errno).at_path(path))?;
         Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
     }
 
@@ -43,11 +51,11 @@ impl FileVersion {
     }
 }
 
-impl WeightFile {
-    /// Opens a file or a stripe set. Its path does not depend on later changes of the working directory.
+impl VersionedFile {
+    /// Opens a file or a stripe set to read. Its path does not depend on later changes of the working directory.
     ///
     /// # Errors
-    /// `Io` if the file is missing or unreadable.
+    /// If the file is missing or unreadable.
     pub fn open(target: impl Into<Target>) -> Result<Self> {
         let target = target.into().absolute().stored()?;
         let paths: Vec<PathBuf> = match &target {
@@ -62,23 +70,26 @@ impl WeightFile {
         let versions = paths.into_iter().map(|path| FileVersion::of(&path).map(|version| (path, version)));
         let versions = versions.collect::<Result<Vec<_>>>()?;
         let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
-        let file = deepnvme_file::open(&target, options)?;
+        let file = open(&target, options)?;
         Ok(Self { file, versions })
     }
 
-    /// The open file.
+    /// Returns the open file.
     #[must_use]
     pub fn file(&self) -> &Arc<TensorFile> {
         &self.file
     }
 
-    /// Checks that the file is unchanged.
-    pub(crate) fn check(&self) -> Result<()> {
+    /// Returns the change since the file was opened, if there is one.
+    ///
+    /// # Errors
+    /// If the file is missing now, or its folder unreadable.
+    pub fn change(&self) -> Result<Option<FileChange>> {
         for (path, version) in &self.versions {
             if let Some(what) = version.difference(&FileVersion::of(path)?) {
-                return Err(Error::Changed { path: path.clone(), what });
+                return Ok(Some(FileChange { path: path.clone(), what }));
             }
         }
-        Ok(())
+        Ok(None)
     }
 }

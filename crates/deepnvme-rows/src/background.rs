@@ -1,0 +1,281 @@
+//! Gathers and prefetches on threads of their own.
+//!
+//! A gather begins on the thread that asks for it, so that its reads are in flight when the call returns. The thread
+//! that waits for it finishes it, or the store's thread if that comes first.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use deepnvme_io::mem::{Device, RegionMut};
+use deepnvme_io::start_thread;
+
+use crate::error::{Error, Result};
+use crate::row_writer::Conversion;
+use crate::staging::POLL_INTERVAL;
+use crate::store::{Gather, RowStore};
+use crate::sync::{Condvar, Instant, Mutex, lock, thread};
+
+/// A [`RowStore`] with threads for work that nobody waits for yet. They start with the first such work.
+#[derive(Debug)]
+pub struct BackgroundStore {
+    store: Arc<RowStore>,
+    gathers: Lane,
+    prefetches: Lane,
+}
+
+/// A gather in flight. Dropping this does not affect it.
+#[derive(Clone, Debug)]
+pub struct PendingGather {
+    task: Arc<Task>,
+}
+
+impl BackgroundStore {
+    /// Wraps a store.
+    #[must_use]
+    pub fn new(store: RowStore) -> Self {
+        let store = Arc::new(store);
+        let lane = |name| Lane { queue: Arc::default(), name };
+        Self { store, gathers: lane("deepnvme-rows"), prefetches: lane("deepnvme-ahead") }
+    }
+
+    /// Returns the store.
+    #[must_use]
+    pub fn store(&self) -> &RowStore {
+        &self.store
+    }
+
+    /// Gathers as [`RowStore::gather`], and returns once the first reads are in flight.
+    ///
+    /// # Errors
+    /// As [`RowStore::gather`], for what can be known at once. `Io` if no thread can be started.
+    pub fn start_gather(
+        &self,
+        rows: Vec<u64>,
+        target: RegionMut,
+        conversion: Option<Conversion>,
+    ) -> Result<PendingGather> {
+        let begun = match target.device() {
+            Device::Host => Some(self.store.begin(&rows, &target, conversion)?),
+            Device::Cuda { .. } => None,
+        };
+        let work = Work::Gather { rows, target, conversion, begun };
+        Ok(PendingGather { task: self.gathers.push(&self.store, work)? })
+    }
+
+    /// Prefetches as [`RowStore::prefetch`], and returns at once. Failures show when the rows are gathered.
+    ///
+    /// # Errors
+    /// As [`RowStore::prefetch`], for what can be known at once. `Io` if no thread can be started.
+    pub fn start_prefetch(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Result<()> {
+        self.store.check_call(&rows)?;
+        self.prefetches.push(&self.store, Work::Prefetch { rows, deadline }).map(drop)
+    }
+
+    /// Closes the store. What is in flight ends with `Closed`.
+    pub fn close(&self) {
+        self.store.close();
+        self.gathers.close();
+        self.prefetches.close();
+    }
+}
+
+impl Drop for BackgroundStore {
+    fn drop(&mut self) {
+        self.gathers.close();
+        self.prefetches.close();
+    }
+}
+
+impl PendingGather {
+    /// Returns whether the gather is done.
+    #[must_use]
+    pub fn is_done(&self) -> bool {
+        matches!(&*lock(&self.task.state), TaskState::Done(_))
+    }
+
+    /// Stops the gather. It then ends as `Interrupted`, unless it is done first.
+    pub fn cancel(&self) {
+        self.task.is_cancelled.store(true, Ordering::Release);
+    }
+
+    /// Waits up to `timeout`. Returns whether the gather is done. Without a timeout it is done on return, unless
+    /// `should_stop` returned true.
+    ///
+    /// # Errors
+    /// `Closed` in a forked child.
+    pub fn wait(&self, timeout: Option<Duration>, should_stop: &dyn Fn() -> bool) -> Result<bool> {
+        self.task.store.check_process()?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // Finishing it here saves the switch to the other thread. It has no time limit.
+        if deadline.is_none() {
+            self.task.run(should_stop);
+        }
+        let mut state = lock(&self.task.state);
+        loop {
+            if matches!(*state, TaskState::Done(_)) {
+                return Ok(true);
+            }
+            let left = deadline.map_or(POLL_INTERVAL, |deadline| deadline.saturating_duration_since(Instant::now()));
+            if left.is_zero() || should_stop() {
+                return Ok(false);
+            }
+            let waited = self.task.changed.wait_timeout(state, left.min(POLL_INTERVAL));
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            self.task.store.check_process()?;
+        }
+    }
+
+    /// Returns the result, if the gather is done.
+    #[must_use]
+    pub fn result(&self) -> Option<Result<()>> {
+        match &*lock(&self.task.state) {
+            TaskState::Done(result) => Some(result.clone()),
+            TaskState::Queued(_) | TaskState::Running => None,
+        }
+    }
+}
+
+/// Work of a store, and its result.
+#[derive(Debug)]
+struct Task {
+    store: Arc<RowStore>,
+    queue: Arc<Queue>,
+    state: Mutex<TaskState>,
+    changed: Condvar,
+    is_cancelled: AtomicBool,
+}
+
+#[derive(Debug)]
+enum TaskState {
+    Queued(Work),
+    Running,
+    Done(Result<()>),
+}
+
+#[derive(Debug)]
+enum Work {
+    Gather { rows: Vec<u64>, target: RegionMut, conversion: Option<Conversion>, begun: Option<Gather> },
+    Prefetch { rows: Vec<u64>, deadline: Option<Instant> },
+}
+
+impl Task {
+    /// Does the work, unless another thread does it. If `should_stop` says so, the work stays for others.
+    fn run(self: &Arc<Self>, should_stop: &dyn Fn() -> bool) {
+        let mut work = {
+            let mut state = lock(&self.state);
+            match std::mem::replace(&mut *state, TaskState::Running) {
+                TaskState::Queued(work) => work,
+                other => {
+                    *state = other;
+                    return;
+                }
+            }
+        };
+        let is_cancelled = || self.is_cancelled.load(Ordering::Acquire);
+        let result = work.run(&self.store, &|| is_cancelled() || should_stop());
+        if matches!(result, Err(Error::Interrupted)) && !is_cancelled() {
+            *lock(&self.state) = TaskState::Queued(work);
+            self.queue.push(self);
+        } else {
+            work.end(&self.store);
+            *lock(&self.state) = TaskState::Done(result);
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl Work {
+    fn run(&mut self, store: &RowStore, should_stop: &dyn Fn() -> bool) -> Result<()> {
+        match self {
+            Self::Gather { rows, target, begun: Some(begun), .. } => {
+                store.finish(begun, rows.len(), target, should_stop)
+            }
+            Self::Gather { rows, target, conversion, begun: None } => {
+                store.gather(rows, target, *conversion, should_stop)
+            }
+            Self::Prefetch { rows, deadline } => store.prefetch(rows, *deadline, should_stop),
+        }
+    }
+
+    /// Ends reads that a failed gather has left in flight.
+    fn end(self, store: &RowStore) {
+        if let Self::Gather { begun: Some(mut begun), .. } = self {
+            begun.abandon(store);
+        }
+    }
+}
+
+/// A thread and its work.
+#[derive(Debug)]
+struct Lane {
+    queue: Arc<Queue>,
+    name: &'static str,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<QueueState>,
+    added: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    tasks: VecDeque<Arc<Task>>,
+    has_thread: bool,
+    is_closed: bool,
+}
+
+impl Lane {
+    fn push(&self, store: &Arc<RowStore>, work: Work) -> Result<Arc<Task>> {
+        let task = Arc::new(Task {
+            store: Arc::clone(store),
+            queue: Arc::clone(&self.queue),
+            state: Mutex::new(TaskState::Queued(work)),
+            changed: Condvar::default(),
+            is_cancelled: AtomicBool::new(false),
+        });
+        let mut state = lock(&self.queue.state);
+        if !state.has_thread {
+            let queue = Arc::clone(&self.queue);
+            let thread = thread::Builder::new().name(self.name.into());
+            start_thread(|| thread.spawn(move || queue.work()))?;
+            state.has_thread = true;
+        }
+        drop(state);
+        self.queue.push(&task);
+        Ok(task)
+    }
+
+    fn close(&self) {
+        lock(&self.queue.state).is_closed = true;
+        self.queue.added.notify_all();
+    }
+}
+
+impl Queue {
+    fn push(&self, task: &Arc<Task>) {
+        lock(&self.state).tasks.push_back(Arc::clone(task));
+        self.added.notify_one();
+    }
+
+    /// Does all work until the store is closed or dropped, and what is left then.
+    fn work(&self) {
+        loop {
+            let task = {
+                let mut state = lock(&self.state);
+                loop {
+                    if let Some(task) = state.tasks.pop_front() {
+                        break task;
+                    }
+                    if state.is_closed {
+                        return;
+                    }
+                    state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+            };
+            task.run(&|| false);
+        }
+    }
+}

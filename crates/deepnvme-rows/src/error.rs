@@ -1,0 +1,55 @@
+//! The errors of tables.
+
+use std::path::PathBuf;
+
+use deepnvme_io::display;
+
+/// The result of every call that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Rows could not be read.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The engine, the file system or the disk failed.
+    #[error(transparent)]
+    Io(#[from] deepnvme_io::Error),
+    /// The arguments contradict each other or the table.
+    #[error("{0}")]
+    Invalid(String),
+    /// A number is no row of the table.
+    #[error("id {id} at position {position} is no row: the table has {rows} rows, from 0 on")]
+    NoSuchRow {
+        /// The number.
+        id: i128,
+        /// Its position in the ids.
+        position: usize,
+        /// The number of rows.
+        rows: u64,
+    },
+    /// The memory is too small for one row.
+    #[error(
+        "{memory} bytes of memory are too few: reading a row of {row_bytes} bytes takes {bytes_min}; give at least that"
+    )]
+    Memory {
+        /// The memory that was given.
+        memory: u64,
+        /// Bytes of a row.
+        row_bytes: usize,
+        /// The least that works.
+        bytes_min: u64,
+    },
+    /// A file is not the one that was opened.
+    #[error("{}: the file has changed since the table was opened ({what}); open the table again", display::path(path))]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// The difference.
+        what: String,
+    },
+    /// The caller stopped waiting.
+    #[error("the gather was interrupted")]
+    Interrupted,
+    /// The table was closed.
+    #[error("the table is closed; open it again")]
+    Closed,
+}

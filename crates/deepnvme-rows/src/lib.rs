@@ -1,0 +1,29 @@
+//! Rows of tables larger than memory, such as embeddings: reads a few rows at a time from where they are on disk, and
+//! keeps rows that are used often in bounded memory.
+//!
+//! [`Table`] says where each row is, and [`RowStore`] reads rows. `read_plan` decides, without I/O, which pages to read,
+//! and `cache` which rows stay. `fetch` is a batch of rows in flight, which all callers share that need one of them.
+//! `staging` has the buffers of these reads, and `row_writer` puts rows into the caller's memory. [`BackgroundStore`]
+//! adds gathers and prefetches in the background.
+#![forbid(unsafe_code)]
+
+mod background;
+mod cache;
+mod error;
+mod fetch;
+pub mod ids;
+mod read_plan;
+mod row_writer;
+mod staging;
+mod stats;
+mod store;
+mod sync;
+mod table;
+
+pub use background::{BackgroundStore, PendingGather};
+pub use cache::S3Fifo;
+pub use error::{Error, Result};
+pub use row_writer::Conversion;
+pub use stats::RowStats;
+pub use store::RowStore;
+pub use table::{RowRange, Table};

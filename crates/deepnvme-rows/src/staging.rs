@@ -1,0 +1,75 @@
+//! Buffers for reads in flight, of one size and bounded number.
+
+use std::time::Duration;
+
+use deepnvme_io::mem::Buffer;
+
+use crate::sync::{Condvar, Mutex, lock};
+
+/// How often a thread that waits for a buffer asks whether to stop.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The buffers of a table.
+#[derive(Debug)]
+pub(crate) struct Staging {
+    free: Mutex<Free>,
+    returned: Condvar,
+    buffer_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Free {
+    buffers: Vec<Buffer>,
+    /// How many may still be allocated.
+    unmade: usize,
+    waiters: usize,
+}
+
+impl Staging {
+    /// Creates up to `buffers` buffers, each when it is first needed.
+    pub(crate) fn new(buffer_bytes: usize, buffers: usize) -> Self {
+        let free = Free { buffers: Vec::with_capacity(buffers), unmade: buffers, waiters: 0 };
+        Self { free: Mutex::new(free), returned: Condvar::default(), buffer_bytes }
+    }
+
+    pub(crate) fn buffer_bytes(&self) -> usize {
+        self.buffer_bytes
+    }
+
+    /// Takes a buffer if, after that, `rest` others are free.
+    pub(crate) fn try_take(&self, rest: usize) -> std::io::Result<Option<Buffer>> {
+        let mut free = lock(&self.free);
+        if free.buffers.len() + free.unmade <= rest {
+            return Ok(None);
+        }
+        if let Some(buffer) = free.buffers.pop() {
+            return Ok(Some(buffer));
+        }
+        free.unmade -= 1;
+        drop(free);
+        Buffer::zeroed(self.buffer_bytes).map(Some).inspect_err(|_| self.put_back(None))
+    }
+
+    /// Waits for a returned buffer, at most for [`POLL_INTERVAL`].
+    pub(crate) fn wait(&self) {
+        let mut free = lock(&self.free);
+        if free.buffers.is_empty() && free.unmade == 0 {
+            free.waiters += 1;
+            let waited = self.returned.wait_timeout(free, POLL_INTERVAL);
+            free = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            free.waiters -= 1;
+        }
+    }
+
+    /// Returns a buffer. Without one, for a buffer that was lost, another may be allocated.
+    pub(crate) fn put_back(&self, buffer: Option<Buffer>) {
+        let mut free = lock(&self.free);
+        match buffer {
+            Some(buffer) => free.buffers.push(buffer),
+            None => free.unmade += 1,
+        }
+        if free.waiters > 0 {
+            self.returned.notify_one();
+        }
+    }
+}

@@ -1,0 +1,500 @@
+//! A table on disk, with some of its rows in memory.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use deepnvme_file::VersionedFile;
+use deepnvme_io::mem::{Buffer, Device, PAGE_BYTES, RegionMut};
+use deepnvme_io::{Engine, Error as IoError, ReadItem};
+
+use crate::cache::{CachePlan, Claim, Kept, RowCache};
+use crate::error::{Error, Result};
+use crate::fetch::{Fetch, Fetched, FetchedRows, Reading};
+use crate::read_plan::{FileSizes, ReadPlan};
+use crate::row_writer::{Conversion, RowWriter};
+use crate::staging::Staging;
+use crate::stats::{Counters, RowStats, count};
+use crate::sync::Instant;
+use crate::table::Table;
+
+/// Largest size of a buffer for reads, unless a row needs more.
+const BUFFER_BYTES_MAX: u64 = 1 << 20;
+/// Most buffers of a table. Together they keep deep queues full.
+const BUFFERS_MAX: u64 = 8;
+/// Buffers take at most this fraction of the memory, unless that is too little for one.
+const BUFFERS_FRACTION: u64 = 4;
+/// Rows for a GPU pass through host memory of this size.
+const GPU_PIECE_BYTES: usize = 4 << 20;
+/// Buffers that prefetches leave to gathers.
+const BUFFERS_FOR_GATHERS: usize = 2;
+
+/// Reads rows of a [`Table`] in any order. Threads may share it.
+///
+/// Rows that are used often stay in memory. The memory bounds all: cached rows with their index, and the buffers of
+/// reads in flight.
+#[derive(Debug)]
+pub struct RowStore {
+    engine: Arc<Engine>,
+    files: Arc<[VersionedFile]>,
+    sizes: FileSizes,
+    table: Table,
+    cache: RowCache<Fetch>,
+    staging: Arc<Staging>,
+    buffers: usize,
+    is_closed: AtomicBool,
+    counters: Counters,
+}
+
+/// A row that was not in memory, and the position of the caller that wants it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Miss {
+    row: u64,
+    position: u32,
+}
+
+impl RowStore {
+    /// Opens a table. `memory` bounds its memory, in bytes.
+    ///
+    /// # Errors
+    /// `Memory` if it is too little for one row. `Invalid` if a range names a file that is not given, or ends beyond the
+    /// end of its file. `Io` if memory cannot be allocated, or a file's size cannot be read.
+    pub fn new(engine: Arc<Engine>, files: Vec<VersionedFile>, table: Table, memory: u64) -> Result<Self> {
+        let bytes = files.iter().map(|file| file.file().len()).collect::<Result<Vec<_>, IoError>>()?;
+        check_ranges(&table, &files, &bytes)?;
+        let row_bytes = table.row_bytes();
+        let bytes_min = ReadPlan::bytes_min(row_bytes, PAGE_BYTES);
+        if memory < bytes_min {
+            return Err(Error::Memory { memory, row_bytes, bytes_min });
+        }
+        let for_buffers = (memory / BUFFERS_FRACTION).max(bytes_min);
+        let buffer_bytes =
+            (for_buffers / BUFFERS_MAX / PAGE_BYTES * PAGE_BYTES).clamp(bytes_min, BUFFER_BYTES_MAX.max(bytes_min));
+        let buffers = (for_buffers / buffer_bytes).clamp(1, BUFFERS_MAX);
+        let plan = CachePlan::new(memory - buffers * buffer_bytes, table.rows(), row_bytes);
+        let allocation = |error: std::io::Error| Error::Io(IoError::from_io("allocate", &error));
+        Ok(Self {
+            engine,
+            files: files.into(),
+            sizes: FileSizes { alignment: PAGE_BYTES, bytes },
+            cache: RowCache::new(plan).map_err(allocation)?,
+            staging: Arc::new(Staging::new(buffer_bytes as usize, buffers as usize)),
+            buffers: buffers as usize,
+            table,
+            is_closed: AtomicBool::new(false),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Returns the table.
+    #[must_use]
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// Returns the bytes that this uses at most.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        self.cache.plan().bytes() + (self.buffers * self.staging.buffer_bytes()) as u64
+    }
+
+    /// Returns how many rows fit into the cache.
+    #[must_use]
+    pub fn cached_rows_max(&self) -> u64 {
+        (self.cache.plan().shards * self.cache.plan().slots) as u64
+    }
+
+    /// Returns the counters so far.
+    #[must_use]
+    pub fn stats(&self) -> RowStats {
+        self.counters.values()
+    }
+
+    /// Refuses further calls. Those that have begun go on.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Copies rows into `target`, one behind the other, in the order of `rows`. Repeated rows are read once.
+    ///
+    /// `should_stop` is asked from time to time while this waits; on true, it returns `Interrupted`.
+    ///
+    /// # Errors
+    /// `NoSuchRow` for the first number that is no row. `Invalid` if the memory has another size. `Changed` if a file
+    /// was replaced or written to. `Io` if a read fails. `Closed` after [`close`](Self::close), and in a forked child.
+    /// After an error, the target's bytes are undefined.
+    pub fn gather(
+        &self,
+        rows: &[u64],
+        target: &RegionMut,
+        conversion: Option<Conversion>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        if target.device() != Device::Host {
+            return self.gather_on_gpu(rows, target, conversion, should_stop);
+        }
+        let mut begun = self.begin(rows, target, conversion)?;
+        let finished = self.finish(&mut begun, rows.len(), target, should_stop);
+        begun.abandon(self);
+        finished
+    }
+
+    /// Copies cached rows, and starts to read others as far as buffers are free.
+    pub(crate) fn begin(&self, rows: &[u64], target: &RegionMut, conversion: Option<Conversion>) -> Result<Gather> {
+        self.check_call(rows)?;
+        let mut writer = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion)?;
+        count(&self.counters.rows, rows.len());
+        let mut misses = Vec::new();
+        self.cache.copy(rows, &mut |position, bytes| writer.put(position as usize, bytes), &mut |position| {
+            misses.push(Miss { row: rows[position as usize], position });
+        });
+        count(&self.counters.hits, rows.len() - misses.len());
+        misses.sort_unstable();
+        let mut gather =
+            Gather { conversion, misses, next: 0, own: VecDeque::new(), shared: Vec::new(), failed: Vec::new() };
+        match gather.start_all(self, &mut writer) {
+            Ok(()) => Ok(gather),
+            Err(error) => {
+                gather.abandon(self);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a gather of this many rows that [`begin`](Self::begin) began with this target. After `Interrupted`, it can
+    /// be called again.
+    pub(crate) fn finish(
+        &self,
+        gather: &mut Gather,
+        rows: usize,
+        target: &RegionMut,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let mut writer = RowWriter::new(target, rows, self.table.row_bytes(), gather.conversion)?;
+        gather.run(self, &mut writer, should_stop)
+    }
+
+    /// Gathers into host memory, piece by piece, and copies each to the GPU.
+    fn gather_on_gpu(
+        &self,
+        rows: &[u64],
+        target: &RegionMut,
+        conversion: Option<Conversion>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let row_bytes = conversion.map_or(self.table.row_bytes(), |as_| as_.bytes(self.table.row_bytes()));
+        RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion)?;
+        let gpus = self.engine.gpu_access();
+        gpus.record_events([&target.region()])?.wait()?;
+        let piece = (GPU_PIECE_BYTES / row_bytes.max(1)).clamp(1, rows.len().max(1));
+        let mut host = RegionMut::from_vec(vec![0; piece * row_bytes]);
+        for (index, rows) in rows.chunks(piece).enumerate() {
+            if rows.len() < piece {
+                host = RegionMut::from_vec(vec![0; rows.len() * row_bytes]);
+            }
+            self.gather(rows, &host, conversion, should_stop)?;
+            gpus.copy_to_gpu(target, index * piece * row_bytes, &host.region())?;
+        }
+        Ok(())
+    }
+
+    /// Refuses calls of a process other than the one that opened this, where nothing is read.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        Ok(self.engine.check_process()?)
+    }
+
+    /// Refuses calls that cannot succeed.
+    pub(crate) fn check_call(&self, rows: &[u64]) -> Result<()> {
+        self.check_process()?;
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Error::Closed);
+        }
+        let count = self.table.rows();
+        match rows.iter().position(|row| *row >= count) {
+            Some(position) => Err(Error::NoSuchRow { id: rows[position].into(), position, rows: count }),
+            None if u32::try_from(rows.len()).is_err() => {
+                Err(Error::Invalid(format!("{} rows in one gather are too many; gather them in parts", rows.len())))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Reads rows into the cache with low priority, so that a later gather finds them. Rows beyond the room for
+    /// prefetches, and those whose turn comes after `deadline`, are left out. Returns when the others are there.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub fn prefetch(&self, rows: &[u64], deadline: Option<Instant>, should_stop: &dyn Fn() -> bool) -> Result<()> {
+        self.check_call(rows)?;
+        let mut wanted: Vec<u64> = rows.to_vec();
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.retain(|row| !self.cache.contains(*row));
+        // More than this would evict each other.
+        let room = self.cached_rows_max() as usize / 2;
+        count(&self.counters.rows_not_prefetched, wanted.len().saturating_sub(room));
+        wanted.truncate(room);
+        let mut rest = &wanted[..];
+        while !rest.is_empty() {
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                count(&self.counters.rows_not_prefetched, rest.len());
+                return Ok(());
+            }
+            let Some(buffer) = self.take_buffer(BUFFERS_FOR_GATHERS.min(self.buffers - 1))? else {
+                if should_stop() {
+                    return Err(Error::Interrupted);
+                }
+                self.staging.wait();
+                continue;
+            };
+            let batch = self.start(rest.iter().copied(), buffer, false, &mut |_, _| {}, &mut |_, _| {})?;
+            rest = &rest[batch.taken..];
+            if let Some(fetch) = batch.fetch {
+                let completed = self.complete(&fetch, Kept::UntilUsed, should_stop);
+                if matches!(completed, Err(Error::Interrupted)) {
+                    self.abandon(&fetch);
+                }
+                completed?;
+                count(&self.counters.rows_prefetched, batch.claimed);
+            }
+        }
+        Ok(())
+    }
+
+    fn take_buffer(&self, rest: usize) -> Result<Option<Buffer>> {
+        self.staging.try_take(rest).map_err(|error| Error::Io(IoError::from_io("allocate", &error)))
+    }
+
+    /// Starts to read the first of these rows, as many as the buffer takes. Rows may be repeated. `found` gets those that
+    /// are cached by now, by index, and `shared` those that another fetch reads.
+    fn start(
+        &self,
+        rows: impl Iterator<Item = u64>,
+        buffer: Buffer,
+        is_urgent: bool,
+        found: &mut dyn FnMut(usize, &[u8]),
+        shared: &mut dyn FnMut(usize, Arc<Fetch>),
+    ) -> Result<Batch> {
+        let fetch = Fetch::new();
+        let mut plan = ReadPlan::new(&self.table, &self.sizes, buffer.len());
+        let mut claimed = FetchedRows::default();
+        let mut taken = 0;
+        for (index, row) in rows.enumerate() {
+            if claimed.rows.last() != Some(&row) {
+                if !plan.fits(row) {
+                    break;
+                }
+                match self.cache.claim(row, &fetch, |bytes| found(index, bytes)) {
+                    Claim::Cached => {}
+                    Claim::InFlight(other) => shared(index, other),
+                    Claim::Claimed => {
+                        claimed.places.push(plan.add(row));
+                        claimed.rows.push(row);
+                    }
+                }
+            }
+            taken = index + 1;
+        }
+        if claimed.rows.is_empty() {
+            self.staging.put_back(Some(buffer));
+            return Ok(Batch { fetch: None, taken, claimed: 0 });
+        }
+        let count_of_rows = claimed.rows.len();
+        count(&self.counters.rows_read, count_of_rows);
+        count(&self.counters.reads, plan.runs().len());
+        count(&self.counters.rows_joined, count_of_rows - plan.runs().len().min(count_of_rows));
+        count(&self.counters.bytes_read, plan.runs().iter().map(|run| run.len()).sum());
+        let (items, rest) = self.items(&plan, buffer);
+        match self.engine.try_read_batch(items, is_urgent) {
+            Ok(transfer) => {
+                let (files, staging) = (Arc::clone(&self.files), Arc::clone(&self.staging));
+                let rows = Arc::new(claimed);
+                fetch.start(Reading { transfer, files, used_files: plan.files(), rest, rows, staging });
+                Ok(Batch { fetch: Some(fetch), taken, claimed: count_of_rows })
+            }
+            Err(refused) => {
+                let error = Error::Io(refused.error);
+                self.staging.put_back(None);
+                fetch.fail(error.clone());
+                claimed.rows.iter().for_each(|row| self.cache.end_fetch(*row, &fetch, None, Kept::WhileUsed));
+                Err(error)
+            }
+        }
+    }
+
+    /// The reads of a plan, and the parts of the buffer between them.
+    fn items(&self, plan: &ReadPlan<'_>, buffer: Buffer) -> (Vec<ReadItem>, Vec<RegionMut>) {
+        let (mut memory, mut at) = (buffer.into_region(), 0);
+        let (mut items, mut rest) = (Vec::with_capacity(plan.runs().len()), Vec::new());
+        for run in plan.runs() {
+            if run.start > at {
+                let (gap, after) = memory.split_at(run.start - at);
+                rest.push(gap);
+                memory = after;
+            }
+            let (target, after) = memory.split_at(run.len());
+            memory = after;
+            at = run.start + run.len();
+            let file = Arc::clone(self.files[run.file].file());
+            items.push(ReadItem { file, offset: run.range.start, target });
+        }
+        rest.push(memory);
+        (items, rest)
+    }
+
+    /// Waits for a fetch, and caches its rows if no other thread has done so.
+    fn complete(&self, fetch: &Arc<Fetch>, kept: Kept, should_stop: &dyn Fn() -> bool) -> Result<Arc<Fetched>> {
+        fetch.wait(self.table.row_bytes(), should_stop, |result, rows| {
+            for (index, row) in rows.iter().enumerate() {
+                let bytes = result.as_ref().ok().map(|fetched| fetched.bytes(index));
+                self.cache.end_fetch(*row, fetch, bytes, kept);
+            }
+        })
+    }
+
+    /// Ends a fetch that its caller no longer wants. The operations that have begun end soon.
+    fn abandon(&self, fetch: &Arc<Fetch>) {
+        fetch.cancel();
+        drop(self.complete(fetch, Kept::WhileUsed, &|| false));
+    }
+}
+
+/// Rows whose reads were started.
+struct Batch {
+    /// `None` if none was needed.
+    fetch: Option<Arc<Fetch>>,
+    /// How many of the rows are taken care of.
+    taken: usize,
+    /// How many it reads.
+    claimed: usize,
+}
+
+/// A gather that has begun.
+#[derive(Debug)]
+pub(crate) struct Gather {
+    conversion: Option<Conversion>,
+    /// Ascending.
+    misses: Vec<Miss>,
+    /// The first miss that nothing was started for.
+    next: usize,
+    /// Its own fetches, with the misses that each may serve.
+    own: VecDeque<(Arc<Fetch>, Range<usize>)>,
+    /// Misses that fetches of others serve.
+    shared: Vec<(Arc<Fetch>, Miss)>,
+    /// Misses whose fetches, by others, failed.
+    failed: Vec<Miss>,
+}
+
+impl Gather {
+    fn run(&mut self, store: &RowStore, writer: &mut RowWriter<'_>, should_stop: &dyn Fn() -> bool) -> Result<()> {
+        loop {
+            self.start_all(store, writer)?;
+            // Its own fetches end before it waits for others: no two gathers wait for each other.
+            if let Some((fetch, served)) = self.own.front() {
+                let fetched = store.complete(fetch, Kept::WhileUsed, should_stop)?;
+                serve(&self.misses[served.clone()], &fetched, writer);
+                self.own.pop_front();
+            } else if let Some((fetch, miss)) = self.shared.pop() {
+                let served = self.serve_shared(store, (&fetch, miss), writer, should_stop);
+                if served.is_err() {
+                    self.shared.push((fetch, miss));
+                }
+                served?;
+            } else if self.next < self.misses.len() {
+                if should_stop() {
+                    return Err(Error::Interrupted);
+                }
+                store.staging.wait();
+            } else if self.failed.is_empty() {
+                return Ok(());
+            } else {
+                self.failed.sort_unstable();
+                (self.misses, self.next) = (std::mem::take(&mut self.failed), 0);
+            }
+        }
+    }
+
+    /// Starts as many fetches as there are free buffers.
+    fn start_all(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
+        while self.next < self.misses.len()
+            && let Some(buffer) = store.take_buffer(0)?
+        {
+            let misses = &self.misses[self.next..];
+            let shared = &mut self.shared;
+            let batch = store.start(
+                misses.iter().map(|miss| miss.row),
+                buffer,
+                true,
+                &mut |index, bytes| writer.put(misses[index].position as usize, bytes),
+                &mut |index, fetch| {
+                    fetch.prioritise();
+                    shared.push((fetch, misses[index]));
+                },
+            )?;
+            if let Some(fetch) = batch.fetch {
+                self.own.push_back((fetch, self.next..self.next + batch.taken));
+            }
+            self.next += batch.taken;
+        }
+        Ok(())
+    }
+
+    fn serve_shared(
+        &mut self,
+        store: &RowStore,
+        (fetch, miss): (&Arc<Fetch>, Miss),
+        writer: &mut RowWriter<'_>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        match store.complete(fetch, Kept::WhileUsed, should_stop) {
+            Ok(fetched) => match fetched.get(miss.row) {
+                Some(bytes) => writer.put(miss.position as usize, bytes),
+                None => self.failed.push(miss),
+            },
+            Err(Error::Interrupted) if should_stop() => return Err(Error::Interrupted),
+            // The other caller gets this error. This one tries for itself.
+            Err(_) => self.failed.push(miss),
+        }
+        count(&store.counters.rows_shared, 1);
+        Ok(())
+    }
+
+    /// Ends the fetches of a gather that is not finished.
+    pub(crate) fn abandon(&mut self, store: &RowStore) {
+        self.own.iter().for_each(|(fetch, _)| fetch.cancel());
+        self.own.drain(..).for_each(|(fetch, _)| store.abandon(&fetch));
+    }
+}
+
+/// Writes the rows of a fetch to their positions.
+fn serve(misses: &[Miss], fetched: &Fetched, writer: &mut RowWriter<'_>) {
+    let mut index = 0;
+    for miss in misses {
+        while fetched.rows.rows.get(index).is_some_and(|row| *row < miss.row) {
+            index += 1;
+        }
+        if fetched.rows.rows.get(index) == Some(&miss.row) {
+            writer.put(miss.position as usize, fetched.bytes(index));
+        }
+    }
+}
+
+/// Checks that each range lies in its file.
+fn check_ranges(table: &Table, files: &[VersionedFile], bytes: &[u64]) -> Result<()> {
+    for range in table.ranges() {
+        let Some(file) = files.get(range.file) else {
+            return Err(Error::Invalid(format!(
+                "rows are in file {}, and {} files are given",
+                range.file,
+                files.len()
+            )));
+        };
+        let end = range.offset + range.rows * table.row_bytes() as u64;
+        if end > bytes[range.file] {
+            let error = IoError::end_of_file("open", bytes[range.file], range.offset, end - range.offset);
+            return Err(error.at_path(file.file().path()).into());
+        }
+    }
+    Ok(())
+}

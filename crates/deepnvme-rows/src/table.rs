@@ -1,0 +1,103 @@
+//! Where each row of a table is in its files.
+
+use crate::cache::ROWS_MAX;
+use crate::error::{Error, Result};
+
+/// Consecutive rows in one file.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct RowRange {
+    /// Index of the file.
+    pub file: usize,
+    /// Offset of the first row.
+    pub offset: u64,
+    /// Number of rows.
+    pub rows: u64,
+}
+
+/// A table of rows of one size. They lie in ranges of files, in order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Table {
+    ranges: Vec<RowRange>,
+    /// The first row of each range, and the number of all rows.
+    firsts: Vec<u64>,
+    row_bytes: usize,
+}
+
+impl Table {
+    /// Creates a table of these ranges, in order.
+    ///
+    /// # Errors
+    /// `Invalid` if rows have no bytes, a range ends beyond the largest file offset, or there are 2^40 rows or more.
+    pub fn new(ranges: Vec<RowRange>, row_bytes: usize) -> Result<Self> {
+        if row_bytes == 0 {
+            return Err(Error::Invalid("rows of no bytes cannot be read; give a table with columns".into()));
+        }
+        let mut firsts = vec![0];
+        for range in &ranges {
+            let end = range.rows.checked_mul(row_bytes as u64).and_then(|bytes| bytes.checked_add(range.offset));
+            let rows = firsts.last().unwrap_or(&0) + range.rows.min(ROWS_MAX);
+            if end.is_none_or(|end| end > i64::MAX as u64) || rows >= ROWS_MAX {
+                let detail = format!("{} rows of {row_bytes} bytes at {} are too many", range.rows, range.offset);
+                return Err(Error::Invalid(format!("{detail}; a table has fewer than {ROWS_MAX} rows")));
+            }
+            firsts.push(rows);
+        }
+        Ok(Self { ranges, firsts, row_bytes })
+    }
+
+    /// Returns the number of rows.
+    #[must_use]
+    pub fn rows(&self) -> u64 {
+        self.firsts[self.ranges.len()]
+    }
+
+    /// Returns the bytes of a row.
+    #[must_use]
+    pub fn row_bytes(&self) -> usize {
+        self.row_bytes
+    }
+
+    /// Returns the ranges, in order.
+    #[must_use]
+    pub fn ranges(&self) -> &[RowRange] {
+        &self.ranges
+    }
+
+    /// Returns the file and the offset of a row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[must_use]
+    pub fn locate(&self, row: u64) -> (usize, u64) {
+        assert!(row < self.rows(), "row {row} of {}", self.rows());
+        let at = self.firsts.partition_point(|first| *first <= row) - 1;
+        let range = &self.ranges[at];
+        (range.file, range.offset + (row - self.firsts[at]) * self.row_bytes as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(file: usize, offset: u64, rows: u64) -> RowRange {
+        RowRange { file, offset, rows }
+    }
+
+    #[test]
+    fn rows_follow_their_ranges() {
+        let table = Table::new(vec![range(0, 100, 3), range(1, 8, 0), range(2, 0, 2)], 10).unwrap();
+        let found: Vec<_> = (0..table.rows()).map(|row| table.locate(row)).collect();
+        assert_eq!(found, [(0, 100), (0, 110), (0, 120), (2, 0), (2, 10)]);
+    }
+
+    #[test]
+    fn impossible_tables_are_refused() {
+        assert!(Table::new(vec![range(0, 0, 1)], 0).is_err());
+        assert!(Table::new(vec![range(0, 0, ROWS_MAX)], 1).is_err());
+        assert!(Table::new(vec![range(0, 0, u64::MAX)], 1).is_err());
+        assert!(Table::new(vec![range(0, u64::MAX - 5, 1)], 10).is_err());
+        assert!(Table::new(vec![range(0, 0, ROWS_MAX - 1), range(0, 0, 1)], 1).is_err());
+        assert_eq!(Table::new(Vec::new(), 4).unwrap().rows(), 0);
+    }
+}
