@@ -178,14 +178,18 @@ def request_groups(items: list[BufferedItem]) -> Iterator[list[tuple[BufferedIte
 
     Buffers of their own, allocated and freed for each group, would fragment the heap and so exceed the limit.
     """
-    buffer = torch.empty(COPIED_BYTES_MAX if items else 0, dtype=torch.uint8)
+    if not items:
+        return
+    # A piece has at least one element.
+    buffer_bytes = max(COPIED_BYTES_MAX, *(item.dtype.itemsize for item in items))
+    buffer = torch.empty(buffer_bytes, dtype=torch.uint8)
     group: list[tuple[BufferedItem, Piece]] = []
     end = 0
     for item in items:
         for piece in item.pieces():
             nbytes = piece.elements * item.dtype.itemsize
             start = -(-end // _ALIGNMENT) * _ALIGNMENT
-            if start + nbytes > COPIED_BYTES_MAX:
+            if start + nbytes > buffer_bytes:
                 yield group
                 group, start = [], 0
             end = start + nbytes
