@@ -67,6 +67,7 @@ from deepnvme.errors import EndOfFileError, Error
 if TYPE_CHECKING:
     from deepnvme import deepspeed as deepspeed
     from deepnvme import integrations as integrations
+    from deepnvme import nn as nn
     from deepnvme import optim
     from deepnvme._checkpoint.checkpoint import Checkpoint
     from deepnvme._checkpoint.checkpointer import Checkpointer
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.save import save
     from deepnvme._commands import CommandResult, bench, convert, inspect, pack, report, tune, verify
     from deepnvme._offload import ParameterOffload, offload_parameters
+    from deepnvme._rows import Gather, RowStats, RowStore
     from deepnvme._stream import Streaming, StreamStats, stream
     from deepnvme._swap import Borrowed, Swapper, SwapStats
 
@@ -88,10 +90,13 @@ __all__ = [
     "EndOfFileError",
     "Engine",
     "Error",
+    "Gather",
     "ParameterOffload",
     "Probe",
     "Progress",
     "Reader",
+    "RowStats",
+    "RowStore",
     "Stats",
     "StreamStats",
     "Streaming",
@@ -134,14 +139,17 @@ __all__ = [
 ]
 
 # Imported on first use, so that a program that only reads and writes tensors does not wait for them.
-_MODULES = ("deepspeed", "errors", "integrations", "optim")
+_MODULES = ("deepspeed", "errors", "integrations", "nn", "optim")
 _LAZY = {
     "Checkpoint": "_checkpoint.checkpoint",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.checkpointer_stats",
     "CommandResult": "_commands",
     "Borrowed": "_swap",
+    "Gather": "_rows",
     "ParameterOffload": "_offload",
+    "RowStats": "_rows",
+    "RowStore": "_rows",
     "StreamStats": "_stream",
     "Streaming": "_stream",
     "SwapStats": "_swap",

@@ -26,6 +26,7 @@ __all__ = [
     "_DirectReads",
     "_FileReader",
     "_FileWriter",
+    "_Gather",
     "_GcPause",
     "_HashCosts",
     "_History",
@@ -35,6 +36,7 @@ __all__ = [
     "_PlainTargets",
     "_PrivateFolder",
     "_ReflinkTarget",
+    "_RowStore",
     "_SavePlan",
     "_SaveShard",
     "_SaveStaging",
@@ -1446,6 +1448,32 @@ class _SparseRowCache:
     def acquire(self, rows: list[int]) -> None: ...
     def release(self, rows: list[int]) -> None: ...
     def stats(self) -> dict[str, float]: ...
+
+@final
+class _RowStore:
+    def __new__(
+        cls,
+        paths: Sequence[_Path],
+        ranges: Sequence[tuple[int, int, int]],
+        row_bytes: int,
+        memory_bytes: int,
+        engine: Engine | None,
+    ) -> Self: ...
+    def gather(
+        self, ids: _Tensor, id_type: tuple[bool, int], out: _Tensor, conversion: tuple[str, str, float | None] | None
+    ) -> None: ...
+    def start_gather(
+        self, ids: _Tensor, id_type: tuple[bool, int], out: _Tensor, conversion: tuple[str, str, float | None] | None
+    ) -> _Gather: ...
+    def prefetch(self, ids: _Tensor, id_type: tuple[bool, int], deadline_s: float | None) -> None: ...
+    def stats(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+@final
+class _Gather:
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def is_done(self) -> bool: ...
+    def cancel(self) -> None: ...
 
 @final
 class _Swapper:

@@ -1,5 +1,6 @@
 //! Run long work on its own thread while Python polls for Ctrl-C and progress.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
@@ -11,6 +12,9 @@ use deepnvme_mem::CreatorProcess;
 
 use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{error, threads};
+
+/// Signals are checked at most this often: a check takes the GIL.
+const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Less memory than this is there before a thread would be.
 const BACKGROUND_BYTES_MIN: usize = 64 << 20;
@@ -118,6 +122,28 @@ pub(crate) fn run_polling<T: Send + 'static>(
             raised = Some(signal);
         }
     }
+}
+
+/// Runs `act` on this thread without the GIL. It asks from time to time whether to stop, because a signal has raised an
+/// exception, which is raised then.
+pub(crate) fn with_signals<T: Send>(py: Python<'_>, act: impl FnOnce(&dyn Fn() -> bool) -> T + Send) -> PyResult<T> {
+    let (result, interrupt) = py.detach(|| {
+        let last = Cell::new(Instant::now());
+        let interrupt: Cell<Option<PyErr>> = Cell::new(None);
+        let is_interrupted = Cell::new(false);
+        let should_stop = || {
+            if !is_interrupted.get() && last.get().elapsed() >= SIGNAL_POLL_INTERVAL {
+                last.set(Instant::now());
+                if let Err(signal) = Python::attach(|py| py.check_signals()) {
+                    interrupt.set(Some(signal));
+                    is_interrupted.set(true);
+                }
+            }
+            is_interrupted.get()
+        };
+        (act(&should_stop), interrupt.take())
+    });
+    interrupt.map_or(Ok(result), Err)
 }
 
 /// Raises `ClosedError` in a child that a signal handler or a callback has forked: the work goes on in the parent only.

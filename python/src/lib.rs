@@ -6,8 +6,8 @@
 //! request, and `reaper` waits for the `detached_requests`, whose object was dropped. `reader` and `writer` implement
 //! `deepnvme.open`, and `exit` finishes requests at exit.
 //!
-//! Apart from this path, `checkpoint`, `optim`, `streaming`, `swap`, `replace` and `fs` are for the packages
-//! `deepnvme._checkpoint`, `optim`, `_stream` and `_swap`. `timeline` records events, `command` runs the command line,
+//! Apart from this path, `checkpoint`, `optim`, `streaming`, `swap`, `rows`, `replace` and `fs` are for the
+//! packages `deepnvme._checkpoint`, `optim`, `_stream`, `_swap` and `_rows`. `timeline` records events, `command` runs the command line,
 //! `param_groups` is for `_offload`, and `docs` has the texts that functions and methods share. The other modules are
 //! helpers of these.
 //!
@@ -49,6 +49,7 @@ mod reader;
 mod reaper;
 mod replace;
 mod request;
+mod rows;
 mod settings;
 mod stats;
 mod streaming;
@@ -91,6 +92,7 @@ mod _deepnvme {
         probe::{BackendProbe, Probe},
         reader::FileReader,
         replace::{_remove_leftovers, _retire_set, PrivateFolder, SetReplacement},
+        rows::{PyGather, PyRowStore},
         settings::_parse_bytes,
         stats::Stats,
         streaming::{_cacheable_bytes, _packed_tensors, _row_page_bytes, PySparseRowCache, PyStoredTensor, PyStreamer},

@@ -1,7 +1,6 @@
 //! The `_Swapper` and `_Borrowed` classes, which `deepnvme._swap` wraps.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use deepnvme_file::stripe_set::STRIPE_BYTES_DEFAULT;
 use deepnvme_mem::LockState;
@@ -407,28 +406,13 @@ fn already_returned() -> PyErr {
     InvalidArgumentError::new_err("the tensor has been returned; borrow it again")
 }
 
-/// Runs a call that may block, without the GIL. Signals are checked at most every 20 ms.
+/// Runs a call that may block, without the GIL.
 fn interruptible<T: Send>(
     py: Python<'_>,
     act: impl FnOnce(&mut dyn FnMut() -> bool) -> Result<T, Error> + Send,
 ) -> PyResult<T> {
-    let mut interrupt = None;
-    let result = py.detach(|| {
-        let mut last = std::time::Instant::now();
-        let mut is_cancelled = || {
-            if last.elapsed() < Duration::from_millis(20) {
-                return false;
-            }
-            last = std::time::Instant::now();
-            interrupt = Python::attach(|py| py.check_signals().err());
-            interrupt.is_some()
-        };
-        act(&mut is_cancelled)
-    });
-    match interrupt {
-        Some(interrupt) => Err(interrupt),
-        None => result.map_err(|error| to_exception(py, &error)),
-    }
+    let result = interruptible::with_signals(py, |should_stop| act(&mut || should_stop()))?;
+    result.map_err(|error| to_exception(py, &error))
 }
 
 fn descriptor(number: i32) -> PyResult<i32> {

@@ -73,7 +73,7 @@ impl BackgroundStore {
         self.prefetches.push(&self.store, Work::Prefetch { rows, deadline }).map(drop)
     }
 
-    /// Closes the store. What is in flight ends with `Closed`.
+    /// Closes the store. Gathers in flight finish their reads.
     pub fn close(&self) {
         self.store.close();
         self.gathers.close();

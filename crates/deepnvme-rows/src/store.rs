@@ -237,6 +237,9 @@ impl RowStore {
         wanted.truncate(room);
         let mut rest = &wanted[..];
         while !rest.is_empty() {
+            if self.is_closed.load(Ordering::Acquire) {
+                return Err(Error::Closed);
+            }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 count(&self.counters.rows_not_prefetched, rest.len());
                 return Ok(());

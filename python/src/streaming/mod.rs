@@ -15,7 +15,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict};
 
 use self::error::to_exception;
-use self::stored_tensor::{RangeArgument, float, stored_range};
+pub(crate) use self::stored_tensor::float;
+use self::stored_tensor::{RangeArgument, stored_range};
 use crate::engine::PyEngine;
 use crate::error::{InvalidArgumentError, plain};
 use crate::path::PathArgument;
@@ -281,7 +282,7 @@ fn open(
     let open_file = |path: &Bound<'_, PyAny>| {
         let target = PathArgument::new(path)?
             .named(|number| format!("weights are streamed from a path, not from descriptor {number}"))?;
-        VersionedFile::open(target).map_err(|error| to_exception(py, &error))
+        VersionedFile::open(target).map_err(|error| crate::error::to_exception(py, &error))
     };
     Ok((engine, files.iter().map(open_file).collect::<PyResult<Vec<_>>>()?))
 }

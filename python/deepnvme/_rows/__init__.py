@@ -1,0 +1,7 @@
+"""Tables of rows on disk: :class:`RowStore`."""
+
+from deepnvme._rows.gather import Gather
+from deepnvme._rows.row_store import RowStore
+from deepnvme._rows.stats import RowStats
+
+__all__ = ["Gather", "RowStats", "RowStore"]

@@ -1,0 +1,149 @@
+"""Where the rows of a table are: in a raw file, or in tensors of checkpoint files."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from deepnvme._checkpoint.load_request import LoadRequest
+from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
+from deepnvme._deepnvme import StripeSet
+from deepnvme._utils.arguments import shown, whole
+from deepnvme._utils.public import first_of
+from deepnvme._utils.tensors import checked_dtype
+from deepnvme.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deepnvme._checkpoint.source_files import SourceFile
+    from deepnvme._deepnvme import Engine
+
+
+class Located(NamedTuple):
+    """Rows and their files."""
+
+    paths: list[Any]
+    ranges: list[tuple[int, int, int]]
+    """For each part, in order: index of the file, offset of its first row in bytes, number of rows."""
+    row_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(rows for _, _, rows in self.ranges)
+
+
+def locate_raw(path: Any, shape: Sequence[int], dtype: torch.dtype, offset: int) -> Located:
+    """Describe rows that follow each other in a file."""
+    rows, *row_shape = (whole(size, "shape") for size in shape)
+    row_bytes = math.prod(row_shape) * checked_dtype(dtype).itemsize
+    if row_bytes == 0:
+        msg = f"shape is {tuple(shape)}: its rows have no elements; a table has at least one column"
+        raise InvalidArgumentError(msg)
+    return Located([_kept(path)], [(0, whole(offset, "offset"), rows)], tuple(row_shape), dtype)
+
+
+def locate_tensors(source: Any, names: list[str], engine: Engine | None) -> Located:
+    """Find tensors in the files of a checkpoint. Their rows are one table, in the order of ``names``."""
+    request = LoadRequest(path=source, device=torch.device("cpu"), verify="auto", engine=engine)
+    return request.for_files(lambda files: _locate(request, files, names))
+
+
+class _Part(NamedTuple):
+    """A tensor of the table."""
+
+    path: Any
+    offset: int
+    shape: list[int]
+    dtype: torch.dtype
+
+
+def _locate(request: LoadRequest, files: list[SourceFile], names: list[str]) -> Located:
+    found: dict[str, _Part] = {}
+    listed: list[str] = []
+    for file in files:
+        if file.names is not None and set(names).isdisjoint(file.names):
+            listed += file.names
+        else:
+            listed += _find_parts(request, file, names, found)
+    missing = [name for name in names if name not in found]
+    if missing:
+        there = first_of(sorted(listed)) or "none"
+        msg = f"{request.name}: there is no tensor {first_of(missing)}; there are {there}"
+        raise KeyError(msg)
+    parts = [found[name] for name in names]
+    row_shape, dtype = parts[0].shape[1:], parts[0].dtype
+    for name, part in zip(names, parts, strict=True):
+        if (part.shape[1:], part.dtype) != (row_shape, dtype):
+            msg = (
+                f"{request.name}: the rows of {name} are {part.dtype} of shape {tuple(part.shape[1:])}, and those of "
+                f"{names[0]} are {dtype} of {tuple(row_shape)}; a table has rows of one kind"
+            )
+            raise InvalidArgumentError(msg)
+    if math.prod(row_shape) == 0:
+        msg = f"{request.name}: the rows of {names[0]} have no elements; a table has at least one column"
+        raise InvalidArgumentError(msg)
+    paths = [*dict.fromkeys(part.path for part in parts)]
+    ranges = [(paths.index(part.path), part.offset, part.shape[0]) for part in parts]
+    return Located([_kept(path) for path in paths], ranges, tuple(row_shape), dtype)
+
+
+def _find_parts(request: LoadRequest, file: SourceFile, names: list[str], found: dict[str, _Part]) -> list[str]:
+    """Find tensors in a file. Returns the names of all tensors there."""
+    reader = request.open(file, headers="read")
+    entries, storages = tensor_entries(reader), storage_entries(reader)
+    signed = {number for number, *signs in reader.signs() if any(signs)}
+    for number, entry in enumerate(entries):
+        if entry.name not in names:
+            continue
+        if number in signed:
+            msg = f"{file.path}: {entry.name} is a lazy conjugate or negative; save it resolved"
+            raise UnsupportedError(msg)
+        if not entry.shape or entry.strides != _row_major(entry.shape):
+            msg = f"{file.path}: {entry.name} has no contiguous rows; save it with .contiguous()"
+            raise UnsupportedError(msg)
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        offset = storages[entry.storage].offset + entry.storage_offset * dtype.itemsize
+        found[entry.name] = _Part(file.path, offset, entry.shape, dtype)
+    return [entry.name for entry in entries]
+
+
+def _row_major(shape: list[int]) -> list[int]:
+    return [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
+
+
+def _kept(path: Any) -> Any:
+    if isinstance(path, StripeSet | str | bytes | os.PathLike):
+        return path
+    msg = f"a table is opened by a path or a StripeSet, not by {shown(path)}"
+    raise TypeError(msg)
+
+
+def check_described(dtype: object, shape: object) -> bool:
+    """Whether the file is raw, which takes both a shape and a dtype."""
+    if (dtype is None) != (shape is None):
+        msg = "a raw file needs both shape and dtype; a checkpoint file has them, and needs the name of a tensor"
+        raise InvalidArgumentError(msg)
+    return dtype is not None
+
+
+def check_names(tensor: object) -> list[str]:
+    """Return the names of tensors, in order."""
+    names = [tensor] if isinstance(tensor, str) else tensor
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(name, str) for name in names):
+        msg = f"tensor is {shown(tensor)}; give the name of a tensor, or a list of names in the order of their rows"
+        raise TypeError(msg)
+    if len(set(names)) < len(names):
+        msg = "tensor names a tensor twice; name each once, in the order of their rows"
+        raise InvalidArgumentError(msg)
+    return [*names]

@@ -1,0 +1,96 @@
+"""Modules whose weights are on disk.
+
+Example:
+    >>> size = deepnvme.save({"weight": torch.arange(40.0).reshape(10, 4)}, "embedding.safetensors")
+    >>> table = deepnvme.RowStore("embedding.safetensors", "weight", memory="1MB")
+    >>> deepnvme.nn.DiskEmbedding(table)(torch.tensor([2, 0]))
+    tensor([[ 8.,  9., 10., 11.],
+            [ 0.,  1.,  2.,  3.]])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from deepnvme._rows.row_store import RowStore
+from deepnvme._utils.arguments import shown
+from deepnvme.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from deepnvme._rows.gather import Gather
+
+__all__ = ["DiskEmbedding"]
+
+
+class DiskEmbedding(torch.nn.Module):
+    """Look up rows of a table on disk, in place of ``torch.nn.Embedding``. It has no parameters, and no gradients.
+
+    The result is on the device of the ids.
+
+    Args:
+        table: the table. Each row has one dimension.
+        padding_idx: ids of this value give zeros. Negative ones count from the end. Default: none.
+        scale: a factor for each element, as some models apply to their embeddings. Default: none.
+        dtype: the dtype of the result. Default: the table's. ``to(dtype)`` changes it.
+
+    Raises:
+        TypeError: ``table`` is no :class:`~deepnvme.RowStore`.
+        ValueError: its rows have not one dimension, or ``padding_idx`` is no row.
+
+    Example:
+        >>> size = deepnvme.save({"weight": torch.ones(10, 4)}, "embedding.safetensors")
+        >>> table = deepnvme.RowStore("embedding.safetensors", "weight", memory="1MB")
+        >>> module = deepnvme.nn.DiskEmbedding(table, padding_idx=0, scale=3.0)
+        >>> module(torch.tensor([[0, 5]]))
+        tensor([[[0., 0., 0., 0.],
+                 [3., 3., 3., 3.]]])
+    """
+
+    def __init__(
+        self,
+        table: RowStore,
+        *,
+        padding_idx: int | None = None,
+        scale: float | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        given: object = table
+        if not isinstance(given, RowStore):
+            msg = f"table must be a deepnvme.RowStore, not {shown(table)}"
+            raise TypeError(msg)
+        if len(table.shape) != 2:  # noqa: PLR2004 (rows and columns)
+            msg = f"the table has the shape {table.shape}; an embedding has rows and columns"
+            raise InvalidArgumentError(msg)
+        if padding_idx is not None and not -len(table) <= padding_idx < len(table):
+            msg = f"padding_idx is {padding_idx}, and the table has {len(table)} rows"
+            raise InvalidArgumentError(msg)
+        self.table = table
+        self.num_embeddings, self.embedding_dim = table.shape
+        self.padding_idx = None if padding_idx is None else padding_idx % len(table)
+        self.scale = scale
+        # Models move ids to the device of this, and `to` changes its dtype.
+        self.weight: torch.Tensor
+        self.register_buffer("weight", torch.empty(0, self.embedding_dim, dtype=dtype or table.dtype), persistent=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows of ids of any shape."""
+        return self._finish(ids, self.start(ids))
+
+    def start(self, ids: torch.Tensor) -> Gather:
+        """Start to read the rows of ids. The result of the gather has the padding's rows as they are on disk."""
+        out = torch.empty(*ids.shape, self.embedding_dim, dtype=self.weight.dtype, device=ids.device)
+        return self.table.start_gather(ids, out=out, scale=self.scale)
+
+    def _finish(self, ids: torch.Tensor, gather: Gather) -> torch.Tensor:
+        rows = gather.result()
+        if self.padding_idx is not None:
+            rows.masked_fill_((ids == self.padding_idx).unsqueeze(-1).to(rows.device), 0)
+        return rows
+
+    def extra_repr(self) -> str:
+        """Describe the table."""
+        padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}"

@@ -1,0 +1,205 @@
+//! The `_RowStore` and `_Gather` classes, which `deepnvme._rows` wraps.
+
+use std::time::{Duration, Instant};
+
+use deepnvme_codec::Float;
+use deepnvme_file::VersionedFile;
+use deepnvme_mem::ParentOnly;
+use deepnvme_rows::ids::{self, IdType};
+use deepnvme_rows::{BackgroundStore, Conversion, Error, PendingGather, RowRange, RowStore, Table};
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::engine::PyEngine;
+use crate::error::InvalidArgumentError;
+use crate::path::PathArgument;
+use crate::settings::Timeout;
+use crate::streaming::float;
+use crate::{default, error, interruptible, tensor_memory, torch};
+
+/// The types before and after a conversion, and a factor.
+type ConversionArgument = (String, String, Option<f32>);
+
+/// Read rows of a table on disk, and keep some of them in memory.
+#[pyclass(frozen, name = "_RowStore", module = "deepnvme._deepnvme")]
+pub(crate) struct PyRowStore {
+    store: ParentOnly<BackgroundStore>,
+}
+
+#[pymethods]
+impl PyRowStore {
+    #[new]
+    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+    #[pyo3(signature = (paths, ranges, row_bytes, memory_bytes, engine))]
+    fn new(
+        py: Python<'_>,
+        paths: Vec<Bound<'_, PyAny>>,
+        ranges: Vec<(usize, u64, u64)>,
+        row_bytes: usize,
+        memory_bytes: u64,
+        engine: Option<&Bound<'_, PyEngine>>,
+    ) -> PyResult<Self> {
+        let engine = default::or_default(py, engine)?;
+        let open = |path: &Bound<'_, PyAny>| {
+            let target = PathArgument::new(path)?
+                .named(|number| format!("rows are read from a path, not from descriptor {number}"))?;
+            VersionedFile::open(target).map_err(|error| error::to_exception(py, &error))
+        };
+        let files = paths.iter().map(open).collect::<PyResult<Vec<_>>>()?;
+        let ranges = ranges.into_iter().map(|(file, offset, rows)| RowRange { file, offset, rows }).collect();
+        let made = py.detach(|| {
+            let table = Table::new(ranges, row_bytes)?;
+            RowStore::new(engine, files, table, memory_bytes).map(BackgroundStore::new)
+        });
+        Ok(Self { store: ParentOnly::new(made.map_err(|error| to_exception(py, &error))?) })
+    }
+
+    fn gather(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        id_type: (bool, usize),
+        out: &Bound<'_, PyAny>,
+        conversion: Option<ConversionArgument>,
+    ) -> PyResult<()> {
+        let store = self.store(py)?;
+        let (rows, conversion) = (self.rows(py, ids, id_type)?, conversion.map(parse_conversion).transpose()?);
+        let target = tensor_memory::target(out)?;
+        torch::mark_modified(std::slice::from_ref(out))?;
+        let gathered = interruptible::with_signals(py, |should_stop| {
+            store.store().gather(&rows, &target, conversion, should_stop)
+        })?;
+        gathered.map_err(|error| to_exception(py, &error))
+    }
+
+    fn start_gather(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        id_type: (bool, usize),
+        out: &Bound<'_, PyAny>,
+        conversion: Option<ConversionArgument>,
+    ) -> PyResult<PyGather> {
+        let store = self.store(py)?;
+        let (rows, conversion) = (self.rows(py, ids, id_type)?, conversion.map(parse_conversion).transpose()?);
+        let target = tensor_memory::target(out)?;
+        torch::mark_modified(std::slice::from_ref(out))?;
+        let started = py.detach(|| store.start_gather(rows, target, conversion));
+        started.map(|gather| PyGather { gather }).map_err(|error| to_exception(py, &error))
+    }
+
+    fn prefetch(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        id_type: (bool, usize),
+        deadline_s: Option<f64>,
+    ) -> PyResult<()> {
+        let store = self.store(py)?;
+        let rows = self.rows(py, ids, id_type)?;
+        let deadline = deadline_s.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let deadline = deadline.and_then(|after| Instant::now().checked_add(after));
+        py.detach(|| store.start_prefetch(rows, deadline)).map_err(|error| to_exception(py, &error))
+    }
+
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let store = self.store(py)?.store();
+        let stats = store.stats();
+        let counters = PyDict::new(py);
+        let counts = [
+            ("rows", stats.rows),
+            ("hits", stats.hits),
+            ("rows_read", stats.rows_read),
+            ("reads", stats.reads),
+            ("bytes_read", stats.bytes_read),
+            ("rows_joined", stats.rows_joined),
+            ("rows_shared", stats.rows_shared),
+            ("rows_prefetched", stats.rows_prefetched),
+            ("rows_not_prefetched", stats.rows_not_prefetched),
+            ("memory_bytes", store.memory_bytes()),
+            ("cached_rows_max", store.cached_rows_max()),
+        ];
+        counts.into_iter().try_for_each(|(name, count)| counters.set_item(name, count))?;
+        Ok(counters)
+    }
+
+    fn close(&self, py: Python<'_>) {
+        if let Some(store) = self.store.get() {
+            py.detach(|| store.close());
+        }
+    }
+}
+
+impl PyRowStore {
+    fn store(&self, py: Python<'_>) -> PyResult<&BackgroundStore> {
+        let forked = || {
+            let message = "the table belongs to the parent process; open it again in this one";
+            error::plain(py, "ClosedError", message.into())
+        };
+        self.store.get().ok_or_else(forked)
+    }
+
+    fn rows(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, (is_signed, bytes): (bool, usize)) -> PyResult<Vec<u64>> {
+        let rows = self.store(py)?.store().table().rows();
+        let source = tensor_memory::source(ids)?;
+        let kind = if is_signed { IdType::Signed(bytes) } else { IdType::Unsigned(bytes) };
+        let decoded = py.detach(|| {
+            let mut bytes = vec![0; source.len()];
+            source.copy_to_slice(0, &mut bytes);
+            ids::decode(&bytes, kind, rows)
+        });
+        decoded.map_err(|error| to_exception(py, &error))
+    }
+}
+
+/// A gather in flight.
+#[pyclass(frozen, name = "_Gather", module = "deepnvme._deepnvme")]
+pub(crate) struct PyGather {
+    gather: PendingGather,
+}
+
+#[pymethods]
+impl PyGather {
+    /// Wait. Returns whether the gather is done, and raises its error.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<Timeout>) -> PyResult<bool> {
+        // Durations that overflow mean no limit.
+        let limit = timeout.and_then(|timeout| Duration::try_from_secs_f64(timeout.0).ok());
+        let waited = interruptible::with_signals(py, |should_stop| self.gather.wait(limit, should_stop))?;
+        let is_done = waited.map_err(|error| to_exception(py, &error))?;
+        match self.gather.result() {
+            Some(Err(error)) if is_done => Err(to_exception(py, &error)),
+            _ => Ok(is_done),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.gather.is_done()
+    }
+
+    fn cancel(&self) {
+        self.gather.cancel();
+    }
+}
+
+fn parse_conversion((from, to, scale): ConversionArgument) -> PyResult<Conversion> {
+    let parse = |name: &str| -> PyResult<Float> { float(name) };
+    Ok(Conversion { from: parse(&from)?, to: parse(&to)?, scale })
+}
+
+/// Converts an error to its Python exception.
+fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
+    match error {
+        Error::Io(error) => error::to_exception(py, error),
+        Error::Changed { path, .. } => {
+            let raised = error::plain(py, "ChangedFileError", error.to_string());
+            let named = raised.value(py).setattr("filename", path.as_os_str());
+            named.err().unwrap_or(raised)
+        }
+        Error::NoSuchRow { .. } => PyIndexError::new_err(error.to_string()),
+        Error::Invalid(_) | Error::Memory { .. } => InvalidArgumentError::new_err(error.to_string()),
+        Error::Interrupted => error::plain(py, "CancelledError", error.to_string()),
+        Error::Closed => error::plain(py, "ClosedError", error.to_string()),
+    }
+}
