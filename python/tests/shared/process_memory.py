@@ -1,6 +1,6 @@
-"""The peak of a process's resident memory since a moment.
+"""The memory of this process as the kernel counts it, and the peak since a moment.
 
-``ru_maxrss`` is no measure of it: a program starts with that of the process that started it, here of pytest.
+``ru_maxrss`` is not such a peak: a program starts with that of the process that started it, here of pytest.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import inspect
 from pathlib import Path
 
 
-def resident_bytes(name: str) -> int:
-    """Return a size that the kernel reports, such as ``VmHWM``, the peak."""
+def memory_bytes(name: str) -> int:
+    """Return a size in the process's status, such as ``VmRSS``, resident memory, or ``VmHWM``, its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name + ":"))
 
@@ -18,8 +18,8 @@ def resident_bytes(name: str) -> int:
 def restart_peak() -> int:
     """Return the resident memory now, from which the peak counts."""
     Path("/proc/self/clear_refs").write_text("5")
-    return resident_bytes("VmHWM")
+    return memory_bytes("VmHWM")
 
 
 # For programs that tests run.
-PEAK_MEMORY = f"from pathlib import Path\n\n{inspect.getsource(resident_bytes)}\n{inspect.getsource(restart_peak)}"
+PROCESS_MEMORY = f"from pathlib import Path\n\n{inspect.getsource(memory_bytes)}\n{inspect.getsource(restart_peak)}"
