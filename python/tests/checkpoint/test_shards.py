@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import iterate, load_request
-from deepnvme._deepnvme import _run_command
+from deepnvme._checkpoint import iterate, source_files
+from deepnvme._deepnvme import _find_set, _run_command
 from deepnvme._stream import model_files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations.weights import iterate_weights
@@ -396,19 +396,19 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
 
         return found
 
-    read: list[tuple[Any, Callable[[], Any]]] = [
-        (load_request, lambda: deepnvme.load(path)),
-        (load_request, lambda: deepnvme.load(tmp_path, lazy=True)),
-        (load_request, lambda: deepnvme.load(tmp_path, into=state_of(0))),
-        (load_request, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
-        (iterate, lambda: dict(iterate_weights(tmp_path))),
-        (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
+    loads: list[Callable[[], Any]] = [
+        lambda: deepnvme.load(path),
+        lambda: deepnvme.load(tmp_path, lazy=True),
+        lambda: deepnvme.load(tmp_path, into=state_of(0)),
+        lambda: deepnvme.load(tmp_path / INDEX, only="layers"),
+        lambda: dict(iterate_weights(tmp_path)),
+        lambda: stream_files.ModelFiles(tmp_path),
     ]
-    for module, load in read:
+    for load in loads:
         save(seed, path)
         seed += 1
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_find_set", replaced_meanwhile(module._find_set))
+            patched.setattr(source_files, "_find_set", replaced_meanwhile(_find_set))
             loaded = load()
         if isinstance(loaded, stream_files.ModelFiles):
             assert len(loaded.tensors) == 10
