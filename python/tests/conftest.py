@@ -241,7 +241,7 @@ def python_fork(
         files = tmp_path_factory.mktemp("fork")
         script, stdout, stderr = files / "script.py", files / "stdout", files / "stderr"
         script.write_text(textwrap.dedent(program))
-        process = forked.start(
+        pid = forked.start(
             script,
             *map(str, arguments),
             folder=tmp_path,
@@ -250,7 +250,7 @@ def python_fork(
             stderr=stderr,
             seconds=CHILD_S,
         )
-        ended = forked.wait(process).status
+        ended = forked.wait(pid).status
         said, errors = stdout.read_text(), stderr.read_text()
         # A summary of failures shows the first line of the message.
         assert ended == status, f"status {ended}: {(errors.splitlines() or [''])[-1]}\n{said}\n{errors}"

@@ -35,10 +35,10 @@ def test_runs(name: str, tmp_path: Path, forked: ForkedPython) -> None:
         "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),  # torch makes it, with and without a use for it
     }  # fmt: skip
     stdout, stderr = tmp_path / "stdout", tmp_path / "stderr"
-    process = forked.start(
+    pid = forked.start(
         FOLDER / name, folder=current, environment=environment, stdout=stdout, stderr=stderr, seconds=LIMIT_S
     )
-    status, seconds, _ = forked.wait(process)
+    status, seconds, _ = forked.wait(pid)
     assert status == 0, stderr.read_text()[-3000:]
     printed = stdout.read_text()
     assert len(printed.splitlines()) >= 4, printed

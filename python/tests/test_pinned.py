@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import deepnvme
+from process_memory import PROCESS_MEMORY
 
 torch = pytest.importorskip("torch")
 
@@ -86,25 +87,24 @@ def test_the_memory_is_locked_and_freed_with_the_tensor(python: Callable[..., An
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft != resource.RLIM_INFINITY and soft < 1 << 20:
         pytest.skip(f"RLIMIT_MEMLOCK is {soft}")
-    python("""
-        import gc, torch, deepnvme
+    python(
+        PROCESS_MEMORY
+        + """
+import gc, torch, deepnvme
 
-        def locked_kib():
-            lines = open("/proc/self/status").read().splitlines()
-            return next(int(line.split()[1]) for line in lines if line.startswith("VmLck"))
-
-        assert locked_kib() == 0
-        tensor = deepnvme.pinned_empty(1 << 20)
-        assert locked_kib() == 1024
-        view = tensor.view(torch.int64)[5:]
-        del tensor
-        gc.collect()
-        assert locked_kib() == 1024, "a view keeps it"
-        assert view.sum() == 0
-        del view
-        gc.collect()
-        assert locked_kib() == 0
-    """)
+assert memory_bytes("VmLck") == 0
+tensor = deepnvme.pinned_empty(1 << 20)
+assert memory_bytes("VmLck") == 1 << 20
+view = tensor.view(torch.int64)[5:]
+del tensor
+gc.collect()
+assert memory_bytes("VmLck") == 1 << 20, "a view keeps it"
+assert view.sum() == 0
+del view
+gc.collect()
+assert memory_bytes("VmLck") == 0
+"""
+    )
 
 
 def test_a_thousand_of_them_leave_nothing() -> None:

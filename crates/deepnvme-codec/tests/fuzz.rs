@@ -6,6 +6,7 @@ mod fuzz_bodies;
 use std::fs;
 
 use deepnvme_codec::{Float, pack};
+use deepnvme_testkit::fuzz_targets;
 use deepnvme_testkit::fuzz_targets::seed_folder;
 
 fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
@@ -25,7 +26,7 @@ fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
     }
 }
 
-deepnvme_testkit::fuzz_targets! {
+fuzz_targets! {
     |input, _, random| mutate(input, random);
     packed_blocks: "packed", fuzz_bodies::packed;
     any_elements: "elements", fuzz_bodies::elements;

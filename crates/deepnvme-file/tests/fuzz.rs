@@ -2,24 +2,16 @@
 
 mod fuzz_bodies;
 
-use deepnvme_testkit::text_mutations;
+use deepnvme_testkit::{fuzz_targets, text_mutations};
 
-#[test]
-fn lists_of_parts() {
-    text_mutations::check("stripes", fuzz_bodies::stripes);
+fuzz_targets! {
+    text_mutations::mutate;
+    lists_of_parts: "stripes", fuzz_bodies::stripes;
 }
 
-#[test]
-fn intents_of_killed_saves() {
-    text_mutations::check_files("intent", fuzz_bodies::intent);
-}
-
-#[test]
-fn records_of_indexes() {
-    text_mutations::check_files("record", fuzz_bodies::record);
-}
-
-#[test]
-fn contents_of_private_folders() {
-    text_mutations::check_files("contents", fuzz_bodies::contents);
+fuzz_targets! {
+    text_mutations::FILE_MUTATIONS, text_mutations::mutate;
+    intents_of_killed_saves: "intent", fuzz_bodies::intent;
+    records_of_indexes: "record", fuzz_bodies::record;
+    contents_of_private_folders: "contents", fuzz_bodies::contents;
 }

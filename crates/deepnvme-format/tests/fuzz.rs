@@ -5,6 +5,7 @@ mod fuzz_bodies;
 
 use std::ops::Range;
 
+use deepnvme_testkit::fuzz_targets;
 use fastrand::Rng;
 
 /// Typical boundary values, and their neighbours.
@@ -42,7 +43,7 @@ fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
     }
 }
 
-deepnvme_testkit::fuzz_targets! {
+fuzz_targets! {
     mutate;
     archives: "archive", fuzz_bodies::archive;
     pickles: "pickle", fuzz_bodies::pickle;

@@ -2,9 +2,9 @@
 
 mod fuzz_bodies;
 
-use deepnvme_testkit::text_mutations;
+use deepnvme_testkit::{fuzz_targets, text_mutations};
 
-#[test]
-fn sweep_configs() {
-    text_mutations::check("sweep", fuzz_bodies::sweep);
+fuzz_targets! {
+    text_mutations::mutate;
+    sweep_configs: "sweep", fuzz_bodies::sweep;
 }

@@ -2,9 +2,9 @@
 
 mod fuzz_bodies;
 
-use deepnvme_testkit::text_mutations;
+use deepnvme_testkit::{fuzz_targets, text_mutations};
 
-#[test]
-fn settings() {
-    text_mutations::check("settings", fuzz_bodies::settings);
+fuzz_targets! {
+    text_mutations::mutate;
+    settings: "settings", fuzz_bodies::settings;
 }

@@ -21,7 +21,7 @@ struct TaskState {
     /// The targets of finished jobs.
     targets: Vec<RegionMut>,
     error: Option<Error>,
-    cost: TaskCost,
+    cost: FetchCost,
 }
 
 /// The cost of a job.
@@ -33,11 +33,11 @@ pub(crate) struct JobCost {
     pub(crate) converting: Duration,
 }
 
-/// The cost of all jobs of a task.
+/// The cost of a fetch, or of the jobs of its task.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct TaskCost {
+pub(crate) struct FetchCost {
     pub(crate) bytes_read: u64,
-    /// The end of the last read, or the start of the task if all bytes were cached.
+    /// The end of the last read, or the start if all bytes were cached.
     pub(crate) reads_finished: Instant,
     /// Wall time of the conversions, added over all threads.
     pub(crate) converting: Duration,
@@ -48,7 +48,7 @@ pub(crate) struct TaskCost {
 pub(crate) struct TaskResult {
     /// The memory of all jobs.
     pub(crate) targets: Vec<RegionMut>,
-    pub(crate) result: Result<TaskCost>,
+    pub(crate) result: Result<FetchCost>,
 }
 
 impl DecodeTask {
@@ -57,7 +57,7 @@ impl DecodeTask {
             jobs_left: jobs,
             targets: Vec::with_capacity(jobs),
             error: None,
-            cost: TaskCost { bytes_read: 0, reads_finished: Instant::now(), converting: Duration::ZERO },
+            cost: FetchCost { bytes_read: 0, reads_finished: Instant::now(), converting: Duration::ZERO },
         };
         Self { state: Mutex::new(state), over: Condvar::new() }
     }

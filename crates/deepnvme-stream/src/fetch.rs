@@ -7,7 +7,7 @@ use deepnvme_io::Transfer;
 use deepnvme_io::mem::RegionMut;
 
 use crate::decode_pool::DecodePool;
-use crate::decode_task::{DecodeTask, TaskCost, TaskResult};
+use crate::decode_task::{DecodeTask, FetchCost, TaskResult};
 use crate::error::Result;
 use crate::sync::Instant;
 
@@ -33,13 +33,6 @@ pub(crate) struct FetchResult {
     /// The slot's memory; `None` if an error lost some of it.
     pub(crate) memory: Option<RegionMut>,
     pub(crate) result: Result<FetchCost>,
-}
-
-/// The cost of a fetch.
-pub(crate) struct FetchCost {
-    pub(crate) bytes: u64,
-    pub(crate) finished: Instant,
-    pub(crate) converting: Duration,
 }
 
 impl FetchHandle {
@@ -73,13 +66,13 @@ impl Fetch {
     /// The slot's memory and the result, once the fetch is done.
     pub(crate) fn finish(self) -> Option<FetchResult> {
         let mut parts = self.gaps;
-        let mut cost = Ok(FetchCost { bytes: 0, finished: self.started, converting: Duration::ZERO });
+        let mut cost = Ok(FetchCost { bytes_read: 0, reads_finished: self.started, converting: Duration::ZERO });
         if let Some(pending) = &self.handle.unconverted {
             let (memory, result) = pending.finish()?;
             parts.extend(memory.into_iter().flatten());
             cost = match (cost, result) {
                 (Ok(so_far), Ok(transfer)) => {
-                    Ok(FetchCost { bytes: transfer.bytes, finished: transfer.finished, ..so_far })
+                    Ok(FetchCost { bytes_read: transfer.bytes, reads_finished: transfer.finished, ..so_far })
                 }
                 (_, Err(error)) => Err(error.into()),
                 (failed, _) => failed,
@@ -89,10 +82,10 @@ impl Fetch {
             let TaskResult { targets, result } = task.finish()?;
             parts.extend(targets);
             cost = match (cost, result) {
-                (Ok(so_far), Ok(TaskCost { bytes_read, reads_finished, converting })) => Ok(FetchCost {
-                    bytes: so_far.bytes + bytes_read,
-                    finished: so_far.finished.max(reads_finished),
-                    converting,
+                (Ok(plain), Ok(task)) => Ok(FetchCost {
+                    bytes_read: plain.bytes_read + task.bytes_read,
+                    reads_finished: plain.reads_finished.max(task.reads_finished),
+                    converting: task.converting,
                 }),
                 (_, Err(error)) => Err(error),
                 (failed, _) => failed,

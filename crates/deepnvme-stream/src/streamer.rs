@@ -11,8 +11,9 @@ use deepnvme_io::{Engine, ReadItem, Refused};
 
 use crate::compressed_cache::{CachePlan, CompressedCache};
 use crate::decode_pool::{DecodeJob, DecodePool};
+use crate::decode_task::FetchCost;
 use crate::error::{Error, Result, check_unchanged};
-use crate::fetch::{Fetch, FetchCost, FetchHandle, join_parts};
+use crate::fetch::{Fetch, FetchHandle, join_parts};
 use crate::layer_group::{self, LayerGroup, SlotClass};
 use crate::residency::{AcquireResult, Residency};
 use crate::slot_memory::{SlotMemory, overlaps};
@@ -338,10 +339,10 @@ impl Streamer {
             let Some(completed) = fetch.finish() else { continue };
             state.memory.put(slot, completed.memory);
             match completed.result {
-                Ok(FetchCost { bytes, finished, converting }) => {
-                    state.stats.bytes_read += bytes;
+                Ok(FetchCost { bytes_read, reads_finished, converting }) => {
+                    state.stats.bytes_read += bytes_read;
                     state.stats.converting += converting;
-                    state.stats.disk_busy += state.busy.add(started, finished);
+                    state.stats.disk_busy += state.busy.add(started, reads_finished);
                     state.residency.fetch_completed(group);
                 }
                 Err(error) => {

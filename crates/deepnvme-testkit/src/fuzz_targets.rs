@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use fastrand::Rng;
 
 /// Mutations per target, over all its seeds.
-const MUTATIONS: usize = 20_000;
+pub const MUTATIONS: usize = 20_000;
 /// Maximum mutations of one input.
 const MUTATIONS_PER_INPUT_MAX: usize = 4;
 const INPUT_BYTES_MAX: usize = 64 << 10;
@@ -18,27 +18,13 @@ pub fn seed_folder(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds").join(target)
 }
 
-/// Runs the body of a fuzz target over its seeds, then over 20,000 mutations of them, as [`check_some`] does.
-///
-/// # Panics
-/// As the body does, or if the target has no seeds.
-#[track_caller]
-pub fn check(target: &str, mutate: impl Fn(&mut Vec<u8>, &[Vec<u8>], &mut Rng), body: fn(&[u8])) {
-    check_some(target, MUTATIONS, mutate, body);
-}
-
 /// Runs the body of a fuzz target over its seeds, then over this number of mutations of them. `mutate` changes an input, and
 /// may take pieces of the seeds. The mutations are the same in each run.
 ///
 /// # Panics
 /// As the body does, or if the target has no seeds.
 #[track_caller]
-pub fn check_some(
-    target: &str,
-    mutations: usize,
-    mutate: impl Fn(&mut Vec<u8>, &[Vec<u8>], &mut Rng),
-    body: fn(&[u8]),
-) {
+pub fn check(target: &str, mutations: usize, mutate: impl Fn(&mut Vec<u8>, &[Vec<u8>], &mut Rng), body: fn(&[u8])) {
     let mut paths: Vec<_> = fs::read_dir(seed_folder(target)).unwrap().map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let seeds: Vec<Vec<u8>> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
@@ -55,15 +41,19 @@ pub fn check_some(
     }
 }
 
-/// Defines a test per fuzz target: its name, the target, and the body.
+/// Defines a test per fuzz target: its name, the target, and the body. The first line is the function that mutates an
+/// input, after the number of mutations per target if that is not 20,000.
 #[macro_export]
 macro_rules! fuzz_targets {
-    ($mutate:expr; $($name:ident: $target:literal, $body:expr;)*) => {
+    ($mutations:expr, $mutate:expr; $($name:ident: $target:literal, $body:expr;)*) => {
         $(
             #[test]
             fn $name() {
-                $crate::fuzz_targets::check($target, $mutate, $body);
+                $crate::fuzz_targets::check($target, $mutations, $mutate, $body);
             }
         )*
+    };
+    ($mutate:expr; $($targets:tt)*) => {
+        $crate::fuzz_targets! { $crate::fuzz_targets::MUTATIONS, $mutate; $($targets)* }
     };
 }

@@ -1,9 +1,12 @@
-//! Reproducible mutations of JSON and TOML texts, for the bodies of fuzz targets.
+//! Reproducible mutations of JSON and TOML texts, for fuzz targets.
 
-use crate::fuzz_targets;
+use std::ops::Range;
 
-/// Mutations for a body that works on files.
-const FILE_MUTATIONS: usize = 5000;
+use fastrand::Rng;
+
+/// Mutations per target whose body works on files, which take most of its time.
+pub const FILE_MUTATIONS: usize = 5000;
+
 /// Valid and invalid field contents.
 const PIECES: [&str; 20] = [
     "0",
@@ -28,44 +31,41 @@ const PIECES: [&str; 20] = [
     "\u{0}",
 ];
 
-fn mutate(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
-    let piece = PIECES[random.usize(..PIECES.len())].as_bytes();
-    // The range to change is a whole number, string or name. In a text without separators it begins anywhere.
-    let is_edge = |byte: &u8| b"\"[]{},:= \n".contains(byte);
-    let edges: Vec<usize> = (0..input.len()).filter(|at| is_edge(&input[*at])).collect();
-    let at = if edges.is_empty() { random.usize(..=input.len()) } else { edges[random.usize(..edges.len())] + 1 };
-    let end = (at..input.len()).find(|end| is_edge(&input[*end])).unwrap_or(input.len());
-    match random.u32(..6) {
-        0 => drop(input.splice(at..end, piece.iter().copied())),
-        1 => drop(input.splice(at..at, piece.iter().copied())),
-        2 => drop(input.drain(at..end)),
+/// Changes a field of a text. It may take the contents of another field from the seeds.
+pub fn mutate(input: &mut Vec<u8>, seeds: &[Vec<u8>], random: &mut Rng) {
+    let field = random_field(input, random);
+    let start = field.start;
+    match random.u32(..7) {
+        0 => drop(input.splice(field, random_piece(random))),
+        1 => drop(input.splice(start..start, random_piece(random))),
+        2 => drop(input.drain(field)),
         3 => {
-            let line = input[at..end].repeat(2);
-            drop(input.splice(at..end, line));
+            let twice = input[field.clone()].repeat(2);
+            drop(input.splice(field, twice));
         }
-        4 => input.truncate(at),
+        4 => {
+            let seed = &seeds[random.usize(..seeds.len())];
+            let other = &seed[random_field(seed, random)];
+            drop(input.splice(field, other.iter().copied()));
+        }
+        5 => input.truncate(start),
         _ => {
-            if let Some(byte) = input.get_mut(at) {
+            if let Some(byte) = input.get_mut(start) {
                 *byte ^= 1 << random.u32(..8);
             }
         }
     }
 }
 
-/// Runs the body of a fuzz target over its seeds and over mutations of their texts.
-///
-/// # Panics
-/// As [`fuzz_targets::check`].
-#[track_caller]
-pub fn check(target: &str, body: fn(&[u8])) {
-    fuzz_targets::check(target, |input, _, random| mutate(input, random), body);
+/// Returns the range of a whole number, string or name. In a text without separators it begins anywhere.
+fn random_field(text: &[u8], random: &mut Rng) -> Range<usize> {
+    let is_edge = |byte: &u8| b"\"[]{},:= \n".contains(byte);
+    let edges: Vec<usize> = (0..text.len()).filter(|at| is_edge(&text[*at])).collect();
+    let start = if edges.is_empty() { random.usize(..=text.len()) } else { edges[random.usize(..edges.len())] + 1 };
+    let end = (start..text.len()).find(|end| is_edge(&text[*end])).unwrap_or(text.len());
+    start..end
 }
 
-/// As [`check`], with 5,000 mutations: for bodies that work on files, which take most of their time.
-///
-/// # Panics
-/// As [`fuzz_targets::check_some`].
-#[track_caller]
-pub fn check_files(target: &str, body: fn(&[u8])) {
-    fuzz_targets::check_some(target, FILE_MUTATIONS, |input, _, random| mutate(input, random), body);
+fn random_piece(random: &mut Rng) -> impl Iterator<Item = u8> + use<> {
+    PIECES[random.usize(..PIECES.len())].bytes()
 }

@@ -9,8 +9,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.source_files import TensorEntry, retry_if_replaced, storage_entries, tensor_entries
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme._checkpoint.source_files import (
+    SourceFile,
+    TensorEntry,
+    find_files,
+    retry_if_replaced,
+    storage_entries,
+    tensor_entries,
+)
+from deepnvme._deepnvme import StripeSet, _CheckpointReader
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import copy_exactly, require_torch
 from deepnvme.errors import ChangedFileError, InvalidArgumentError
@@ -21,7 +28,6 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.load_memory import BufferPool, LoadBuffers, PoolBuffer
     from deepnvme._deepnvme import Engine
 
-    _ListedFile = tuple[Any, list[str] | None, tuple[int, int] | None]
     _NextChunk = tuple[_CheckpointReader, "Chunk"] | None
 
 # Default read-ahead: what a fast disk reads in a tenth of a second.
@@ -86,9 +92,9 @@ def iterate_weights(
     if isinstance(source, StripeSet):
         source = source.manifest_path
     if isinstance(source, str | bytes | os.PathLike):
-        files = retry_if_replaced(source, lambda: _find_set(source, verify != "off"), request.open_all)
+        files = retry_if_replaced(source, lambda: find_files(source, verify), request.open_all)
     else:
-        files = request.open_all([(path, None, None) for path in source])
+        files = request.open_all([SourceFile(path) for path in source])
     return request.tensors(files)
 
 
@@ -135,7 +141,7 @@ class _Request:
     def _chunk_bytes(self) -> int:
         return max(1, min(_CHUNK_BYTES, self.prefetch_bytes // 4 - _EDGES_BYTES))
 
-    def open_all(self, found: list[_ListedFile]) -> list[_SourceFile]:
+    def open_all(self, found: list[SourceFile]) -> list[_SourceFile]:
         """Open all files, so that all belong to one save. Keep as many of them open as the limits allow."""
         descriptors_left = max(1, int(resource.getrlimit(resource.RLIMIT_NOFILE)[0] * _DESCRIPTOR_FRACTION))
         files = []

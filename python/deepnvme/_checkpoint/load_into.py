@@ -111,7 +111,7 @@ class _Wanted(NamedTuple):
     empty: list[Keys]
     """Empty containers."""
     values_of: Any
-    """A state whose values that are no tensors are replaced; ``None`` if it has none."""
+    """A state whose non-tensor values are replaced; ``None`` if it has none."""
     cast: bool
 
 

@@ -10,11 +10,12 @@ from deepnvme._checkpoint.source_files import (
     SourceFile,
     TensorEntry,
     current_stripe_set,
+    find_files,
     retry_if_replaced,
     storage_entries,
     tensor_entries,
 )
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme._deepnvme import StripeSet, _CheckpointReader
 from deepnvme._utils.gc_pause import GcPause
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import first_of, warn_caller
@@ -62,7 +63,7 @@ class LoadRequest:
     def _files(self) -> list[SourceFile]:
         if isinstance(self.path, StripeSet):
             return [SourceFile(current_stripe_set(self.path))]
-        return [SourceFile(*found) for found in _find_set(self.path, self.verify != "off")]
+        return find_files(self.path, self.verify)
 
     def open(self, file: SourceFile, *, headers: _HeaderUse = "trust") -> _CheckpointReader:
         """Open one of the files.

@@ -1,4 +1,4 @@
-"""Values of a state that are no tensors, such as the number of a step, and parts of a state that have no tensor."""
+"""Non-tensor values of a state, such as the number of a step, and parts of a state that have no tensor."""
 
 from __future__ import annotations
 

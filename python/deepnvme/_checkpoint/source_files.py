@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deepnvme._deepnvme import StripeSet
+from deepnvme._deepnvme import StripeSet, _find_set
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme.errors import ChecksumError, CorruptFileError, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from os import PathLike
     from typing import TypeVar
 
     from deepnvme._deepnvme import _CheckpointReader
@@ -29,6 +30,11 @@ class SourceFile(NamedTuple):
     """The tensors that an index lists for this file. ``None``: all."""
     fingerprint: tuple[int, int] | None = None
     """The file that the index means: its size, and the checksum of its own index."""
+
+
+def find_files(path: str | bytes | PathLike[str] | PathLike[bytes], verify: str) -> list[SourceFile]:
+    """Return the files that a path refers to. An index is compared with its checksum unless ``verify`` is ``"off"``."""
+    return [SourceFile(*found) for found in _find_set(path, verify != "off")]
 
 
 def current_stripe_set(given: StripeSet) -> StripeSet:

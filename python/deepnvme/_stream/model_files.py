@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._checkpoint.source_files import (
+    SourceFile,
     StorageEntry,
     TensorEntry,
     current_stripe_set,
+    find_files,
     retry_if_replaced,
     storage_entries,
     tensor_entries,
 )
-from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set, _packed_tensors
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _packed_tensors
 from deepnvme._modules.weight_classes import has_no_values, is_on_disk
 from deepnvme._stream.weight_origin import ByteRange, Origin
 from deepnvme._stream.weight_provenance import named_tensors
@@ -35,8 +37,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._deepnvme import Engine, _StoredTensor
-
-    _Found = tuple[str | PathLike[str] | StripeSet, list[str] | None, tuple[int, int] | None]
 
 _MANIFEST_SUFFIX = ".stripes.json"
 _PACKED_NAME = "packed.safetensors"
@@ -82,13 +82,13 @@ class ModelFiles:
         self._versions: dict[str, _FileVersion | None] = {}
         self._verify = verify
         if isinstance(path, StripeSet):
-            self._open([(path, None, None)], engine)
+            self._open([SourceFile(path)], engine)
             return
         found = _find_packed_or_striped(path)
         if found is not None:
-            self._open([(found, None, None)], engine)
+            self._open([SourceFile(found)], engine)
             return
-        retry_if_replaced(path, lambda: _find_set(path, verify != "off"), lambda found: self._open(found, engine))
+        retry_if_replaced(path, lambda: find_files(path, verify), lambda found: self._open(found, engine))
 
     def check_unchanged(self) -> None:
         """Check that the files are the ones whose headers were read.
@@ -107,7 +107,7 @@ class ModelFiles:
         sources = [self.sources[each.source] for each in origin.ranges[:1]] or self.sources[:1]
         return ", ".join(os.fspath(_label(source)) for source in sources)
 
-    def _open(self, found: Sequence[_Found], engine: Engine | None) -> None:
+    def _open(self, found: Sequence[SourceFile], engine: Engine | None) -> None:
         self.sources.clear()
         self.tensors.clear()
         self._versions.clear()

@@ -1,6 +1,6 @@
 """Saves, loads and checkpointers during close, Ctrl-C, fork and exit; the helpers are in `in_programs`."""
 
-from .results import CLOSED, ENDS, FINISHED, FIRST
+from .results import CLOSED, ENDS, FINISHED, FIRST, Cells
 
 STATE = "state = {'a': torch.arange(24 << 20, dtype=torch.float32)}\n"
 SMALL = "state = {'a': torch.arange(1 << 20, dtype=torch.float32)}\n"
@@ -20,8 +20,7 @@ CK_WAIT, CK_CLOSE = "`Checkpointer.wait`, `wait_for_tensors`", "`Checkpointer.cl
 RESTORE, FETCH = "`Checkpointer.restore`", "`Checkpointer.fetch_parts`"
 ROWS = (SAVE, LOAD, CK_SAVE, CK_ASYNC, CK_WAIT, CK_CLOSE, RESTORE, FETCH)
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (SAVE, "close"): (
         "raises `ClosedError`; no file appears",
         STATE

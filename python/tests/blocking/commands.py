@@ -1,5 +1,7 @@
 """Commands on checkpoint files during Ctrl-C, fork and exit."""
 
+from .results import ENDS, Cells
+
 SAVED = """
 state = {'a': torch.arange(24 << 20, dtype=torch.float32)}
 deepnvme.save(state, "file.safetensors", durability="none", engine=deepnvme.Engine())
@@ -28,7 +30,6 @@ VERIFY, INSPECT, CONVERT, PACK = "`verify`", "`inspect`", "`convert`", "`pack`"
 REPORT, MEASURE = "`report`", "`bench`, `tune`"
 ROWS = (VERIFY, INSPECT, CONVERT, PACK, REPORT, MEASURE)
 
-ENDS = "the process ends"
 NOTHING_LEFT = "\nassert set(os.listdir()) == before, set(os.listdir()) - before\n"
 # An interrupted search keeps what it has found.
 SETTINGS_LEFT = "\nassert set(os.listdir()) - before <= {'deepnvme.toml'}, set(os.listdir()) - before\n"
@@ -42,8 +43,7 @@ MEASURES_LITTLE = (
     "deepnvme.tune('.', budget=1, size='1M')",
 )
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (VERIFY, "Ctrl-C"): (
         "raises",
         SAVED + "soon(interrupt, at(0.1))\nraises(KeyboardInterrupt, lambda: deepnvme.verify(*paths))",

@@ -1,6 +1,6 @@
 """Calls of engines and files during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, ENDS, FINISHED, FIRST, HALF_WRITTEN, LEFT
+from .results import CLOSED, ENDS, FINISHED, FIRST, HALF_WRITTEN, LEFT, Cells
 
 SETUP = """
 SIZE = 1 << 30
@@ -39,8 +39,7 @@ async def main():
 """
 GOES_ON = "raises; the transfer goes on"
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (READ_WRITE, "close"): (
         FINISHED,
         *(

@@ -1,6 +1,6 @@
 """Checkpoints of training frameworks during close, Ctrl-C, fork and exit. Stubs stand for the frameworks."""
 
-from .results import CLOSED, ENDS, FIRST
+from .results import CLOSED, CLOSED_OR_FINISHED, ENDS, FIRST, Cells
 
 # Modules with as much as the integrations use, whether or not the frameworks are installed.
 STUBS = """
@@ -51,7 +51,6 @@ WAIT = "`teardown` and `load_checkpoint` of such a plugin; `commit`, `load` and 
 READ = "reading a tensor in `from_pretrained`, inside `transformers.enabled()`"
 ROWS = (SAVE, WAIT, READ)
 
-CLOSED_OR_FINISHED = "raises `ClosedError`, or is finished"
 TENSOR = """
 from deepnvme.integrations._safetensors import TensorFile
 state = {"a": torch.arange(24 << 20, dtype=torch.float32).view(-1, 1024)}
@@ -64,8 +63,7 @@ READS = ("file.get_tensor('a')", "file.get_slice('a')[:-1]")
 PLUGIN_SAVING = PLUGIN + "moves = busy()\nplugin.save_checkpoint(state, 'file')\n"
 ENGINE_SAVING = DECOUPLED + "moves = busy()\nsaver.save(state, 'file')\n"
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (SAVE, "close"): (
         "raises `ClosedError`, or the next call does, or is finished",
         *(

@@ -1,6 +1,6 @@
 """Calls of DeepSpeed's handles during Ctrl-C, fork and exit. A handle has no close."""
 
-from .results import FIRST, HALF_WRITTEN, LEFT
+from .results import FIRST, HALF_WRITTEN, LEFT, Cells
 
 # Its engine is its own.
 AIO = """
@@ -44,8 +44,7 @@ MADE = (
     "aio_write(tensor, 'aio', 4096, 1, False, False, False)",
 )
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (WAIT, "Ctrl-C"): (
         "raises; nothing is counted, and the transfers go on",
         AIO

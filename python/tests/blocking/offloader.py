@@ -1,6 +1,6 @@
 """The offloader of SGLang's layers during close, Ctrl-C, fork and exit. It runs without SGLang."""
 
-from .results import CLOSED, ENDS
+from .results import CLOSED, ENDS, Cells
 
 LAYERS = """
 import contextlib, copy
@@ -55,8 +55,7 @@ START, FORWARD = "`post_init` of SGLang's offloader", "`forward` of a layer of S
 CLOSE = "`close` of SGLang's offloader"
 ROWS = (START, FORWARD, CLOSE)
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (START, "close"): (
         CLOSED,
         REPLACED + "soon(offloader.close, busy())\nraises(errors.ClosedError, offloader.post_init)\n",

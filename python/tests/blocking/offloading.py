@@ -1,6 +1,6 @@
 """Offloaded parameters during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, GIVEN_UP
+from .results import CLOSED, GIVEN_UP, Cells
 from .training import MODEL
 
 OFFLOADED = (
@@ -62,8 +62,7 @@ def gather():
 """
 )
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (BEGIN, "Ctrl-C"): (
         "raises; all parameters are in memory, as before",
         BEGINNING

@@ -1,5 +1,7 @@
 """Lazy tensors, iterators and torch.distributed.checkpoint during close, Ctrl-C, fork and exit."""
 
+from .results import CLOSED, CLOSED_OR_FINISHED, ENDS, Cells
+
 SAVED = """
 state = {'a': torch.arange(24 << 20, dtype=torch.float32)}
 deepnvme.save(state, "file.safetensors", durability="none", engine=deepnvme.Engine())
@@ -47,12 +49,8 @@ LAZY, ITERATOR = "the first use of a tensor of `load`, with `lazy=True`", "`iter
 DCP_SAVE, DCP_LOAD = "`dcp.save` with `DeepnvmeWriter`", "`dcp.load` with `DeepnvmeReader`"
 ROWS = (LAZY, ITERATOR, DCP_SAVE, DCP_LOAD)
 
-CLOSED = "raises `ClosedError`"
-CLOSED_OR_FINISHED = "raises `ClosedError`, or is finished"
-ENDS = "the process ends"
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (LAZY, "close"): (
         CLOSED_OR_FINISHED,
         LAZY_STATE

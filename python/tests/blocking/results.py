@@ -1,8 +1,12 @@
-"""Results of blocking calls that several tables document."""
+"""The tables of blocking calls, and results that several of them document."""
+
+# By row and column: the documented result, and programs that show it.
+Cells = dict[tuple[str, str], tuple[str, ...]]
 
 FINISHED = "is finished, and returns"
 FIRST = "is finished first"
 CLOSED = "raises `ClosedError`"
+CLOSED_OR_FINISHED = "raises `ClosedError`, or is finished"
 ENDS = "the process ends"
 GIVEN_UP = "raises `ClosedError` in its thread"
 LEFT = "raises; gives up what has not begun"

@@ -1,6 +1,6 @@
 """Swappers during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, ENDS, GIVEN_UP
+from .results import CLOSED, ENDS, GIVEN_UP, Cells
 
 SWAPPER = """
 swapper = deepnvme.Swapper(".", memory=8 << 20)
@@ -63,8 +63,7 @@ PART_EXPORTED = "\nassert 0 < os.fstat(in_memory).st_size < SIZE"
 HELD = SWAPPER + "open('file', 'wb').write(bytes(4096))\n"
 DIRTY = "swapper = deepnvme.Swapper('.', memory=64 << 20)\nswapper.put('a', torch.ones(12 << 20))\n"
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (MAKE, "Ctrl-C"): (
         "raises; the memory goes back once the kernel has provided it",
         *(

@@ -1,6 +1,6 @@
 """Streamed models and optimizers during close, Ctrl-C, fork and exit."""
 
-from .results import CLOSED, ENDS, GIVEN_UP
+from .results import CLOSED, ENDS, GIVEN_UP, Cells
 
 MODEL = """
 class Model(nn.Module):
@@ -71,8 +71,7 @@ STEP, SAVE_STATE, OPT_CLOSE = "`step` with `swap_dir=`", "`save_state`, `load_st
 BACKWARD = "`backward` with `swap_gradients=True`"
 ROWS = (STREAM, FORWARD, STREAM_CLOSE, BACKWARD, STEP, STATE_DICT, LOAD_DICT, SAVE_STATE, OPT_CLOSE)
 
-# By row and column: what is documented, and programs that show it.
-CELLS: dict[tuple[str, str], tuple[str, ...]] = {
+CELLS: Cells = {
     (STREAM, "close"): (
         "raises `ClosedError`; the model is as before",
         STREAMING

@@ -18,7 +18,7 @@ from torch import _utils
 
 import deepnvme
 from deepnvme import errors
-from peak_memory import resident_bytes, restart_peak
+from process_memory import memory_bytes, restart_peak
 
 from .states import assert_same
 from .test_hostile import Runs, archive
@@ -108,7 +108,7 @@ def test_a_bomb_is_refused(tmp_path: Path, name: str, protocol: int) -> None:
     before = restart_peak()
     with pytest.raises(REFUSED, match=r"x\.pt"):
         deepnvme.load(path)
-    assert resident_bytes("VmHWM") - before < 200 << 20
+    assert memory_bytes("VmHWM") - before < 200 << 20
     for options in ({"device": "meta"}, {"lazy": True}):
         with pytest.raises(REFUSED):
             deepnvme.load(path, **options)

@@ -16,7 +16,7 @@ import torch
 import deepnvme
 from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.save_start import SaveStarter
-from programs import program, run
+from programs import program, status_of
 
 from .states import assert_same
 
@@ -69,7 +69,7 @@ checkpointer.save(int(step), {"a": torch.full((300_000,), 9), "number": 9})
 def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: int) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(5, state_of(1))
-    assert run(KILLED, tmp_path, function, when, step) == -signal.SIGKILL
+    assert status_of(KILLED, tmp_path, function, when, step) == -signal.SIGKILL
     is_old = (function, when) == ("publish", "before")
     assert number_in(tmp_path) == (1 if is_old else 9)
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
@@ -82,7 +82,7 @@ def test_killed_at_each_instant(tmp_path: Path, function: str, when: str, step: 
 def test_a_name_taken_after_a_killed_save(tmp_path: Path) -> None:
     with deepnvme.Checkpointer(tmp_path, keep=2) as checkpointer:
         checkpointer.save(5, state_of(1))
-    assert run(KILLED, tmp_path, "publish", "after", 6) == -signal.SIGKILL
+    assert status_of(KILLED, tmp_path, "publish", "after", 6) == -signal.SIGKILL
     theirs = tmp_path / "step-00000006.pt"
     theirs.write_bytes(b"mine")
     assert number_in(tmp_path) == 9
@@ -294,5 +294,5 @@ for nbytes in (0, 1, 40, 80, 120):
 with deepnvme.Checkpointer(sys.argv[1]) as checkpointer:
     checkpointer.save(2, {"a": torch.ones(3)})
 """
-    assert run(text, tmp_path) == 0
+    assert status_of(text, tmp_path) == 0
     assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", "step-00000002.pt"}

@@ -13,7 +13,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from programs import output_of, program, run
+from programs import output_of, program, status_of
 
 from .runs import save_all, state_of
 from .states import assert_same, manifest_of_missing
@@ -203,7 +203,7 @@ except SystemExit as left:
 def test_a_handler_that_saves_and_exits(tmp_path: Path) -> None:
     for number in range(3):
         folder = tmp_path / str(number)
-        assert run(EXITING, folder) == 0
+        assert status_of(EXITING, folder) == 0
         checkpointer = deepnvme.Checkpointer(folder)
         assert_same(checkpointer.restore(99, verify="full"), state_of(99))
         for entry in checkpointer.checkpoints:

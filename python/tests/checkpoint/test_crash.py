@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deepnvme
-from peak_memory import PEAK_MEMORY
+from process_memory import PROCESS_MEMORY
 from programs import program
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def test_a_reader_keeps_the_file_that_it_has_open(tmp_path: Path) -> None:
 @pytest.mark.parametrize("into", [False, True], ids=["new memory", "into"])
 def test_a_load_that_is_repeated_frees_the_first(tmp_path: Path, into: bool) -> None:
     code = (
-        PEAK_MEMORY
+        PROCESS_MEMORY
         + """
 import sys, torch, zipfile, deepnvme
 from deepnvme._checkpoint.load_request import LoadRequest
@@ -159,7 +159,7 @@ LoadRequest.open, open_ = lambda self, *a, **k: opened.append(k) or open_(self, 
 state = {f"l{i}": torch.ones(4 << 20, dtype=torch.uint8).view(1 << 11, 1 << 11).T for i in range(40)} if into else None
 before = restart_peak()
 loaded = deepnvme.load(path, into=state)
-print(resident_bytes("VmHWM") - before)
+print(memory_bytes("VmHWM") - before)
 assert len(opened) == 2, opened
 assert all(loaded[f"l{i}"].eq(i).all() for i in range(40))
 """
@@ -175,7 +175,7 @@ assert all(loaded[f"l{i}"].eq(i).all() for i in range(40))
 
 def test_memory_stays_within_the_pools_bound(tmp_path: Path) -> None:
     code = (
-        PEAK_MEMORY
+        PROCESS_MEMORY
         + """
 import sys, torch, deepnvme
 path = sys.argv[1]
@@ -188,7 +188,7 @@ state.update({f"part {i}": view.mT.conj().imag for i, view in enumerate(views[15
 deepnvme.save({"a": torch.ones(3)}, path)
 before = restart_peak()
 deepnvme.save(state, path)
-print(resident_bytes("VmHWM") - before)
+print(memory_bytes("VmHWM") - before)
 del state
 """
     )
@@ -197,13 +197,13 @@ del state
         result = subprocess.run(command, capture_output=True, text=True, check=True)
         assert int(result.stdout) < 80 << 20, f"{name}: 560 MiB are saved with the memory of the slots"
     code = (
-        PEAK_MEMORY
+        PROCESS_MEMORY
         + """
 import sys, torch, deepnvme
 deepnvme.load(sys.argv[1], only="l0")
 before = restart_peak()
 state = deepnvme.load(sys.argv[1], verify="full")
-print(resident_bytes("VmHWM") - before)
+print(memory_bytes("VmHWM") - before)
 """
     )
     result = subprocess.run([sys.executable, "-c", code, tmp_path / "x.pt"], capture_output=True, text=True, check=True)

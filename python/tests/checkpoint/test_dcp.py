@@ -34,8 +34,7 @@ from deepnvme._checkpoint.dcp.shard import Shard
 from deepnvme._checkpoint.dcp.writer import _free_name
 from deepnvme._deepnvme import _crc64
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
-from programs import program
-from programs import run as run_killed
+from programs import program, status_of
 
 from .states import assert_same
 
@@ -227,7 +226,7 @@ def test_only_remains_of_a_killed_job_are_removed(tmp_path: Path) -> None:
     for name, data in foreign.items():
         (tmp_path / name).write_bytes(data)
     before = len(list(tmp_path.iterdir()))
-    assert run_killed(KILLED, tmp_path) == -signal.SIGKILL
+    assert status_of(KILLED, tmp_path) == -signal.SIGKILL
     assert len(list(tmp_path.iterdir())) == before + 2, "a shard, and the list of it"
     assert_same(loaded(tmp_path, state_of(3))["model"], first["model"])
     save(state_of(2), storage_writer=DeepnvmeWriter(tmp_path), no_dist=True)

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from deepnvme._checkpoint.dcp import shard
 from deepnvme._checkpoint.dcp.shard import pieces
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
-from peak_memory import PEAK_MEMORY
+from process_memory import PROCESS_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -94,7 +94,7 @@ def test_parts_and_casts_are_read_in_pieces(
 
 def test_memory_stays_within_the_buffers(tmp_path: Path) -> None:
     code = (
-        PEAK_MEMORY
+        PROCESS_MEMORY
         + """
 import sys, torch
 from torch.distributed import checkpoint as dcp
@@ -105,7 +105,7 @@ dcp.save(state, storage_writer=writer, no_dist=True)
 state = {name: torch.ones(4 << 20, dtype=torch.bfloat16) for name in state}
 before = restart_peak()
 dcp.load(state, storage_reader=DeepnvmeReader(sys.argv[1]), no_dist=True)
-print(resident_bytes("VmHWM") - before >> 20)
+print(memory_bytes("VmHWM") - before >> 20)
 """
     )
     command = [sys.executable, "-W", "ignore", "-c", code, str(tmp_path / "x")]

@@ -1,4 +1,4 @@
-"""``load(into=...)`` replaces values that are no tensors, and loses no tensors silently."""
+"""``load(into=...)`` replaces non-tensor values, and loses no tensor silently."""
 
 from __future__ import annotations
 

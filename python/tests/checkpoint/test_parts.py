@@ -10,13 +10,9 @@ import pytest
 import torch
 
 import deepnvme
+from process_memory import memory_bytes
 
 from .states import assert_same
-
-
-def locked_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmLck:")).split()[1]) << 10
 
 
 @pytest.fixture(params=["pt", "safetensors"])
@@ -194,15 +190,15 @@ def test_arguments_that_contradict_each_other(flat: tuple[Path, dict[str, torch.
 @pytest.mark.parametrize("lazy", [False, True])
 def test_into_page_locked_memory(flat: tuple[Path, dict[str, torch.Tensor]], lazy: bool) -> None:
     path, state = flat
-    before = locked_bytes()
+    before = memory_bytes("VmLck")
     loaded = deepnvme.load(path, pin_memory=True, lazy=lazy, verify="full")
     assert set(loaded) == set(state)
     for name, tensor in state.items():
         assert torch.equal(loaded[name], tensor)
         assert torch.equal(loaded[name].clone() + 0, tensor)
-    locked = locked_bytes() - before
+    locked = memory_bytes("VmLck") - before
     trial = deepnvme.pinned_empty(1 << 20)
-    if locked_bytes() - before > locked:
+    if memory_bytes("VmLck") - before > locked:
         assert locked >= sum(tensor.nbytes for tensor in state.values()), "as much may be locked here"
     del loaded, trial
     for wrong in ({"into": state}, {"device": "meta"}):

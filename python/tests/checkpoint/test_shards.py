@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import iterate, load_request
-from deepnvme._deepnvme import _run_command
+from deepnvme._checkpoint import iterate, source_files
+from deepnvme._deepnvme import _find_set, _run_command
 from deepnvme._stream import model_files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
 from deepnvme.integrations.weights import iterate_weights
-from programs import program, run
+from programs import program, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,7 +97,7 @@ def test_foreign_files_of_every_such_name_stay(tmp_path: Path, stem: str) -> Non
     for seed in range(2):
         save(seed, path)
         assert is_state(path, seed)
-    assert run(KILLED, path) == -signal.SIGKILL
+    assert status_of(KILLED, path) == -signal.SIGKILL
     assert len(content(tmp_path)) > len(foreign) + 5
     with pytest.raises(ValueError, match="complex128"):
         deepnvme.save(state_of(2) | {"z": torch.ones(2, dtype=torch.complex128)}, path, max_shard_bytes=12_000)
@@ -126,7 +126,7 @@ def test_a_save_of_several_files_removes_leftovers_of_a_killed_save_of_one(tmp_p
     (tmp_path / "link.safetensors").symlink_to(path)
     for name in (path, tmp_path / "link.safetensors"):
         deepnvme.save(state_of(0), path)
-        assert run(KILLED_ONE, path) == -signal.SIGXFSZ
+        assert status_of(KILLED_ONE, path) == -signal.SIGXFSZ
         assert len(list(tmp_path.glob(".*"))) == 1
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -396,19 +396,19 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
 
         return found
 
-    read: list[tuple[Any, Callable[[], Any]]] = [
-        (load_request, lambda: deepnvme.load(path)),
-        (load_request, lambda: deepnvme.load(tmp_path, lazy=True)),
-        (load_request, lambda: deepnvme.load(tmp_path, into=state_of(0))),
-        (load_request, lambda: deepnvme.load(tmp_path / INDEX, only="layers")),
-        (iterate, lambda: dict(iterate_weights(tmp_path))),
-        (stream_files, lambda: stream_files.ModelFiles(tmp_path)),
+    loads: list[Callable[[], Any]] = [
+        lambda: deepnvme.load(path),
+        lambda: deepnvme.load(tmp_path, lazy=True),
+        lambda: deepnvme.load(tmp_path, into=state_of(0)),
+        lambda: deepnvme.load(tmp_path / INDEX, only="layers"),
+        lambda: dict(iterate_weights(tmp_path)),
+        lambda: stream_files.ModelFiles(tmp_path),
     ]
-    for module, load in read:
+    for load in loads:
         save(seed, path)
         seed += 1
         with monkeypatch.context() as patched:
-            patched.setattr(module, "_find_set", replaced_meanwhile(module._find_set))
+            patched.setattr(source_files, "_find_set", replaced_meanwhile(_find_set))
             loaded = load()
         if isinstance(loaded, stream_files.ModelFiles):
             assert len(loaded.tensors) == 10

@@ -19,22 +19,12 @@ import torch
 
 from deepnvme.deepspeed import aio_handle, pin_handle
 from deepnvme.deepspeed._pinned_tensors import PinnedRegions, regions
+from process_memory import memory_bytes
 
 InThreads = Callable[[Callable[[int], object], int], None]
 
 MIB = 1 << 20
 PAGE_BYTES = 4096
-
-
-def locked_kib() -> int:
-    """Return the bytes that the kernel counts as locked by this process."""
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmLck:")[1].split()[0])
-
-
-def resident_kib() -> int:
-    status = Path("/proc/self/status").read_text(encoding="ascii")
-    return int(status.split("VmRSS:")[1].split()[0])
 
 
 @pytest.fixture(params=[aio_handle, pin_handle])
@@ -71,14 +61,14 @@ def test_shape_dtype_and_place(handle: Any, dtype: torch.dtype) -> None:
 
 
 def test_locked_memory_is_locked_and_comes_back(handle: Any) -> None:
-    before = locked_kib()
+    before = memory_bytes("VmLck")
     tensor = handle.new_cpu_locked_tensor(4 * MIB, torch.empty(0, dtype=torch.uint8))
-    during = locked_kib()
+    during = memory_bytes("VmLck")
     if during == before:
         pytest.skip("RLIMIT_MEMLOCK allows no 4 MiB")
-    assert during >= before + 4096
+    assert during >= before + 4 * MIB
     assert handle.free_cpu_locked_tensor(tensor) is True
-    assert locked_kib() < during
+    assert memory_bytes("VmLck") < during
 
 
 def test_is_pinned_knows_views_and_only_them(handle: Any) -> None:
@@ -140,11 +130,11 @@ def test_dropped_tensors_are_freed(handle: Any) -> None:
     size = 16 * MIB
     tensors = [handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8)).zero_()]
     view = tensors[0][100:]
-    before = resident_kib()
+    before = memory_bytes("VmRSS")
     for _ in range(40):
         tensors.append(handle.new_cpu_locked_tensor(size, torch.empty(0, dtype=torch.uint8)).zero_())
         tensors.pop(0)
-    assert resident_kib() < before + 4 * size // 1024
+    assert memory_bytes("VmRSS") < before + 4 * size
     address = tensors[0].data_ptr()
     assert regions.contain(address, size)
     tensors.clear()

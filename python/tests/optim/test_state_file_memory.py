@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from peak_memory import PEAK_MEMORY
+from process_memory import PROCESS_MEMORY
 
 # Memory of a load on top of `memory`, and with verify="full" for each thread that compares. docs/explanation/
 # memory-models.md has these numbers.
 EXTRA, FULL_PER_THREAD = 64 << 20, 32 << 20
 
 PROGRAM = (
-    PEAK_MEMORY
+    PROCESS_MEMORY
     + """
 import gc, os, sys, torch, deepnvme
 from deepnvme import optim
@@ -64,7 +64,7 @@ second = made(param, MEMORY, moments="{moments}")
 before = reset()
 reads = deepnvme.stats().bytes_read
 second.load_state("state", verify="off")
-peak, reads = resident_bytes("VmHWM") - before, deepnvme.stats().bytes_read - reads
+peak, reads = memory_bytes("VmHWM") - before, deepnvme.stats().bytes_read - reads
 assert peak < MEMORY + EXTRA, (peak, MEMORY)
 assert reads < 1.5 * os.stat("state").st_size + (32 << 20), (reads, os.stat("state").st_size)
 found = second.state_dict()["state"][0]["exp_avg"]
@@ -89,7 +89,7 @@ param = torch.nn.Parameter(torch.zeros(COLUMNS, ROWS))
 second = made(param, MEMORY, moments="{moments}")
 before = reset()
 second.load_state("state")
-peak = resident_bytes("VmHWM") - before
+peak = memory_bytes("VmHWM") - before
 assert peak < MEMORY + EXTRA, (peak, MEMORY)
 found = second.state_dict()["state"][0]["exp_avg"]
 assert found.stride() == param.stride()
@@ -112,11 +112,11 @@ param = torch.nn.Parameter(torch.zeros(24_000_000))
 first = stepped(param, MEMORY)
 before = reset()
 first.save_state("state")
-peak = resident_bytes("VmHWM") - before
+peak = memory_bytes("VmHWM") - before
 assert peak < MEMORY + EXTRA, peak
 before = reset()
 first.load_state("state", verify="{verify}")
-peak = resident_bytes("VmHWM") - before
+peak = memory_bytes("VmHWM") - before
 threads = min(os.cpu_count(), 8) + 1
 limit = MEMORY + EXTRA + (threads * {FULL_PER_THREAD} if "{verify}" == "full" else 0)
 assert peak < limit, peak

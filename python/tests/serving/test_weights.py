@@ -23,7 +23,7 @@ from deepnvme._checkpoint.iterate import split_chunks
 from deepnvme._checkpoint.source_files import TensorEntry
 from deepnvme.errors import CorruptFileError
 from deepnvme.integrations.weights import iterate_weights
-from peak_memory import PEAK_MEMORY
+from process_memory import PROCESS_MEMORY
 
 from . import models
 
@@ -189,7 +189,7 @@ def test_memory_in_use_is_a_part_of_the_model(
     for shard in range(4):
         state = {f"{shard}.{index}": torch.randn(2 << 20) for index in range(8)}
         save_file(state, tmp_path / f"{shard}.safetensors")
-    program = PEAK_MEMORY + textwrap.dedent(f"""
+    program = PROCESS_MEMORY + textwrap.dedent(f"""
         import glob, torch
         from deepnvme.integrations.weights import iterate_weights
         files = sorted(glob.glob({str(tmp_path)!r} + "/*.safetensors"))
@@ -199,7 +199,7 @@ def test_memory_in_use_is_a_part_of_the_model(
         total = 0
         for name, tensor in iterate_weights(files, prefetch_bytes="32MB"):
             total += tensor.nbytes
-        print(total, resident_bytes("VmHWM") - before)
+        print(total, memory_bytes("VmHWM") - before)
     """)
     told = python(program)
     total, grown = map(int, told.stdout.split())

@@ -48,8 +48,8 @@ def _decide(listener: int, child: int, folder: Path, error: int) -> None:
         answer_one(listener, lambda descriptor: error if _folder_of(child, descriptor) == folder else 0)
 
 
-def _folder_of(process: int, descriptor: int) -> Path | None:
+def _folder_of(pid: int, descriptor: int) -> Path | None:
     try:
-        return Path(os.readlink(f"/proc/{process}/fd/{descriptor}"))  # noqa: PTH115 (it is no path)
+        return Path(os.readlink(f"/proc/{pid}/fd/{descriptor}"))  # noqa: PTH115 (it is no path)
     except OSError:
         return None

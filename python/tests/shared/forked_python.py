@@ -97,13 +97,13 @@ class ForkedPython:
             for descriptor in descriptors:
                 os.close(descriptor)
 
-    def is_running(self, process: int) -> bool:
+    def is_running(self, pid: int) -> bool:
         """Whether a script that nobody has waited for still runs."""
-        return bool(self._ask({"is_running": process}))
+        return bool(self._ask({"is_running": pid}))
 
-    def wait(self, process: int) -> End:
+    def wait(self, pid: int) -> End:
         """Wait until a script ends."""
-        return End(*self._ask({"wait": process}))
+        return End(*self._ask({"wait": pid}))
 
     def close(self) -> None:
         """End the process. Scripts that still run go on."""

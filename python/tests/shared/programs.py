@@ -93,7 +93,7 @@ def program(code: str, *arguments: object, folder: Path | None = None) -> Iterat
         started.wait()
 
 
-def run(code: str, *arguments: object) -> int:
+def status_of(code: str, *arguments: object) -> int:
     """Run a program. Returns its exit status."""
     with program(code, *arguments) as started:
         started.stdout.read()

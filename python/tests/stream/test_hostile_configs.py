@@ -14,7 +14,7 @@ import torch
 
 import deepnvme
 from deepnvme.errors import UnsupportedError
-from peak_memory import resident_bytes, restart_peak
+from process_memory import memory_bytes, restart_peak
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +89,7 @@ def test_weights_that_the_files_lack_are_refused_early(folder: Path, key: str) -
     before = restart_peak()
     with pytest.raises(UnsupportedError, match=r"config\.json: it describes a model with far more weights"):
         deepnvme.stream(folder, memory="4MB")
-    assert resident_bytes("VmHWM") - before < 300 << 20
+    assert memory_bytes("VmHWM") - before < 300 << 20
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deepnvme
-from peak_memory import PEAK_MEMORY
+from process_memory import PROCESS_MEMORY
 
 from . import plain_module
 from .small_models import SmallModels, tokens, weights_bytes
@@ -32,7 +32,7 @@ MEMORY = 32 << 20
 BUFFERS = (min(max(len(os.sched_getaffinity(0)) // 2, 1), 8) + 1) << 24
 
 CHILD = f"""
-{PEAK_MEMORY}
+{PROCESS_MEMORY}
 import os, resource, sys
 import torch, transformers, deepnvme
 torch.set_num_threads(1)
@@ -46,7 +46,7 @@ transformers.LlamaForCausalLM(tiny).generate(tokens[:, :2] % 8, min_new_tokens=2
 deepnvme.default_engine()
 before = restart_peak()
 # Memory that is requested and never touched counts as well: thread stacks, and buffers of products on some CPUs.
-limit = resident_bytes("VmData") + memory + {CONSTANT} + {BUFFERS} + (64 << 20)
+limit = memory_bytes("VmData") + memory + {CONSTANT} + {BUFFERS} + (64 << 20)
 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 model = deepnvme.stream(folder, memory=memory, **options)
 assert model.streaming.model_bytes > 5 * memory, model.streaming.model_bytes
@@ -56,7 +56,7 @@ files = sum(os.stat(os.path.join(folder, name)).st_size for name in os.listdir(f
 assert model.streaming.stats().bytes_read > 3 * (files - 2 * memory), model.streaming.stats()
 buffers = model.streaming.layer_cache._streamer.conversion_bytes_max
 assert buffers <= {BUFFERS}, buffers
-peak = resident_bytes("VmHWM") - before
+peak = memory_bytes("VmHWM") - before
 print("peak", peak >> 20, "MiB, of them buffers", buffers >> 20)
 assert peak < memory + {CONSTANT} + buffers, f"{{{{peak:,}}}} bytes"
 model.streaming.close()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import deepnvme
-from peak_memory import PEAK_MEMORY
+from process_memory import PROCESS_MEMORY
 from programs import Program, program
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(python_fork: Callable[...
 def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
     """A child with limited memory swaps ten times as much."""
     python_fork(
-        PEAK_MEMORY
+        PROCESS_MEMORY
         + textwrap.dedent("""
         import resource, torch, deepnvme
         torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
         with deepnvme.Swapper(".", memory="1MB") as warm:
             warm.put("a", torch.ones(1000))
         before = restart_peak()
-        limit = resident_bytes("VmData") + MEMORY + (64 << 20)
+        limit = memory_bytes("VmData") + MEMORY + (64 << 20)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
         swapper = deepnvme.Swapper(".", memory=MEMORY)
         keys = [str(index) for index in range(120)]
@@ -140,7 +140,7 @@ def test_memory_stays_within_its_bound(python_fork: Callable[..., Any]) -> None:
         stats = swapper.stats()
         assert stats.resident_bytes_peak <= MEMORY == stats.memory_bytes
         assert stats.stored_bytes == 120 * ITEM
-        peak = resident_bytes("VmHWM") - before
+        peak = memory_bytes("VmHWM") - before
         assert peak < MEMORY + (48 << 20), peak
         with swapper.borrow("77", shared=True) as borrowed:
             assert borrowed.eq(2).all()

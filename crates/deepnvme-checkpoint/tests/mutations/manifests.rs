@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_checkpoint::history::{History, Holder, MANIFEST};
 use deepnvme_testkit::guard::run_limited;
-use deepnvme_testkit::text_mutations;
+use deepnvme_testkit::{fuzz_targets, text_mutations};
 use serde_json::{Value, json};
 
 use crate::attack::MUTATIONS;
@@ -88,12 +88,12 @@ fn manifest_texts() {
     }
 }
 
-#[test]
-fn indexes_of_distributed_checkpoints() {
-    text_mutations::check_files("shards", fuzz_bodies::shards);
+fuzz_targets! {
+    text_mutations::FILE_MUTATIONS, text_mutations::mutate;
+    indexes_of_distributed_checkpoints: "shards", fuzz_bodies::shards;
 }
 
-#[test]
-fn lock_files() {
-    text_mutations::check("lock", fuzz_bodies::lock);
+fuzz_targets! {
+    text_mutations::mutate;
+    lock_files: "lock", fuzz_bodies::lock;
 }

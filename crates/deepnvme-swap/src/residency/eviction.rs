@@ -61,7 +61,7 @@ impl Residency {
         let (items, next_uses) = (&self.items, &self.next_uses);
         let rank_of = |id: ItemId| {
             let item = items.get(&id)?;
-            let (next_use, sets) = item.filing.sorted?;
+            let (next_use, sets) = item.index_entry.sorted?;
             if !sets.evictable || (is_clean_only && !matches!(item.state, ItemState::Clean { .. })) {
                 return None;
             }
@@ -106,7 +106,7 @@ impl Residency {
             self.evictions += 1;
             // An evicted prefetch is not repeated; the item is read again when it is borrowed.
             self.end_prefetch(id);
-            self.refile(id);
+            self.reindex(id);
         }
     }
 }

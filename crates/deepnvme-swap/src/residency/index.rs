@@ -1,7 +1,7 @@
 //! Sets and sums over all items, so that no decision has to look at each of them.
 //!
-//! [`Filing`] says how an item counts. It follows from the item and its next use. After each change of an item,
-//! `refile` replaces its old filing by the new one.
+//! [`IndexEntry`] says how an item counts. It follows from the item and its next use. After each change of an item,
+//! `reindex` replaces its old entry by the new one.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use crate::slot_allocator::ItemId;
 
 /// How an item counts in the index. The default does not count at all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Filing {
+pub(super) struct IndexEntry {
     /// Its key in the sorted sets, and those that it is in; only of items that are in one.
     pub(super) sorted: Option<(NextUse, SortedSets)>,
     pub(super) is_flush: bool,
@@ -43,7 +43,7 @@ impl SortedSets {
     }
 }
 
-impl Filing {
+impl IndexEntry {
     pub(super) fn pin(&self) -> Option<Range<usize>> {
         self.pin.map(|(start, len)| start..start + len)
     }
@@ -77,26 +77,26 @@ pub(super) struct Index {
 impl Index {
     /// The index of these items, from nothing.
     #[cfg(test)]
-    pub(super) fn of<'a>(filings: impl Iterator<Item = (ItemId, &'a Filing)>) -> Self {
+    pub(super) fn of<'a>(entries: impl Iterator<Item = (ItemId, &'a IndexEntry)>) -> Self {
         let mut index = Self::default();
-        filings.for_each(|(id, filing)| index.insert(id, filing));
+        entries.for_each(|(id, entry)| index.insert(id, entry));
         index
     }
 
-    pub(super) fn insert(&mut self, id: ItemId, filing: &Filing) {
-        self.change(id, filing, Change::Insert);
+    pub(super) fn insert(&mut self, id: ItemId, entry: &IndexEntry) {
+        self.change(id, entry, Change::Insert);
     }
 
-    pub(super) fn remove(&mut self, id: ItemId, filing: &Filing) {
-        self.change(id, filing, Change::Remove);
+    pub(super) fn remove(&mut self, id: ItemId, entry: &IndexEntry) {
+        self.change(id, entry, Change::Remove);
     }
 
-    fn change(&mut self, id: ItemId, filing: &Filing, change: Change) {
-        if let Some((next_use, sets)) = filing.sorted {
+    fn change(&mut self, id: ItemId, entry: &IndexEntry, change: Change) {
+        if let Some((next_use, sets)) = entry.sorted {
             for (set, is_member) in [(&mut self.clean, sets.clean), (&mut self.evictable, sets.evictable)] {
                 match change {
-                    Change::Insert if is_member => set.insert(next_use, (id, filing.slot_bytes)),
-                    Change::Remove if is_member => set.remove(next_use, (id, filing.slot_bytes)),
+                    Change::Insert if is_member => set.insert(next_use, (id, entry.slot_bytes)),
+                    Change::Remove if is_member => set.remove(next_use, (id, entry.slot_bytes)),
                     _ => {}
                 }
             }
@@ -108,13 +108,13 @@ impl Index {
                 }
             }
         }
-        change.member(&mut self.flushes, filing.is_flush.then_some(id));
-        change.member(&mut self.write_failed, filing.write_failed.then_some(id));
-        change.member(&mut self.lacking, filing.ticket.map(|ticket| (ticket, id)));
-        change.sum(&mut self.removing, usize::from(filing.is_removing));
-        change.sum(&mut self.spare_bytes, filing.spare_bytes);
-        change.sum(&mut self.window_bytes, filing.window_bytes);
-        change.sum(&mut self.window_items, usize::from(filing.window_bytes > 0));
+        change.member(&mut self.flushes, entry.is_flush.then_some(id));
+        change.member(&mut self.write_failed, entry.write_failed.then_some(id));
+        change.member(&mut self.lacking, entry.ticket.map(|ticket| (ticket, id)));
+        change.sum(&mut self.removing, usize::from(entry.is_removing));
+        change.sum(&mut self.spare_bytes, entry.spare_bytes);
+        change.sum(&mut self.window_bytes, entry.window_bytes);
+        change.sum(&mut self.window_items, usize::from(entry.window_bytes > 0));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::index::{Filing, SortedSets};
+use super::index::{IndexEntry, SortedSets};
 use crate::next_use::NextUse;
 
 /// How an item is borrowed.
@@ -70,8 +70,8 @@ pub(crate) struct Item {
     pub(super) failed: Failed,
     pub(super) flush: Flush,
     pub(super) is_deleted: bool,
-    /// Its filing in the index.
-    pub(super) filing: Filing,
+    /// Its entry in the index.
+    pub(super) index_entry: IndexEntry,
 }
 
 /// The borrows of an item that have not ended.
@@ -135,7 +135,7 @@ impl Item {
             failed: Failed::default(),
             flush: Flush::default(),
             is_deleted: false,
-            filing: Filing::default(),
+            index_entry: IndexEntry::default(),
         }
     }
 
@@ -182,8 +182,8 @@ impl Item {
             || matches!(self.state, ItemState::Dirty { .. } | ItemState::Writing { .. } | ItemState::Reserved { .. })
     }
 
-    /// Its filing in the index, given its next use.
-    pub(super) fn filing_with(&self, next_use: NextUse) -> Filing {
+    /// Its entry in the index, given its next use.
+    pub(super) fn index_entry_with(&self, next_use: NextUse) -> IndexEntry {
         let (is_idle, is_ahead, is_evictable) = (self.is_idle(), self.is_ahead(), self.is_evictable());
         let sets = SortedSets {
             clean: is_evictable && matches!(self.state, ItemState::Clean { .. }),
@@ -193,7 +193,7 @@ impl Item {
         };
         let is_spare = matches!(self.state, ItemState::Writing { changed: false, .. }) || (sets.clean && !is_ahead);
         let is_budgeted = is_ahead && !self.uses.is_prefetch_in_window;
-        Filing {
+        IndexEntry {
             sorted: (!sets.is_empty()).then_some((next_use, sets)),
             is_flush: self.flush.is_requested && self.is_writable() && !self.failed.write,
             write_failed: self.failed.write,

@@ -13,14 +13,14 @@
 //! and the item was neither changed nor borrowed exclusively meanwhile; until then no new borrow may change it.
 //!
 //! `item` has the states of an item, `state` the items and their transitions. `schedule` picks the next read or write,
-//! `eviction` finds room for it, and `victims` the best range of memory. No decision looks at all items: `refile`
+//! `eviction` finds room for it, and `victims` the best range of memory. No decision looks at all items: `reindex`
 //! keeps the `index`, with its `victim_set`s, up to date with each change, and `read_ahead` the `window`.
 
 mod eviction;
 mod index;
 mod item;
 mod read_ahead;
-mod refile;
+mod reindex;
 mod schedule;
 mod state;
 mod victim_set;

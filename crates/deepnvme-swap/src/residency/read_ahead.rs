@@ -11,10 +11,10 @@ impl Residency {
         if item.uses.prefetch_rank.is_none() {
             item.uses.prefetch_rank = Some(self.window.add_prefetch(id));
         }
-        self.refile(id);
+        self.reindex(id);
     }
 
-    /// Ends a prefetch. The caller refiles the item.
+    /// Ends a prefetch. The caller reindexes the item.
     pub(super) fn end_prefetch(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
         if let Some(rank) = item.uses.prefetch_rank.take() {
@@ -23,7 +23,7 @@ impl Residency {
         }
     }
 
-    /// Moves the schedule on when an item is used. The caller refiles that item.
+    /// Moves the schedule on when an item is used. The caller reindexes that item.
     pub(super) fn record_use(&mut self, id: ItemId) {
         let entry = self.items.get(&id).and_then(|item| item.uses.entry);
         let Some(distance) = entry.and_then(|entry| self.next_uses.advance_of(entry)) else { return };
@@ -35,7 +35,7 @@ impl Residency {
         }
         self.window.distance_end = end.saturating_sub(distance + 1);
         for changed in self.next_uses.advance(distance) {
-            self.refile(changed);
+            self.reindex(changed);
         }
     }
 
@@ -50,7 +50,7 @@ impl Residency {
         }
     }
 
-    /// Detaches an item from its entry of the schedule. The caller refiles it.
+    /// Detaches an item from its entry of the schedule. The caller reindexes it.
     pub(super) fn detach_entry(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
         if let Some(entry) = item.uses.entry.take() {
@@ -79,7 +79,7 @@ impl Residency {
             if let Some(item) = self.items.get_mut(&id) {
                 item.uses.is_prefetch_in_window = true;
             }
-            self.refile(id);
+            self.reindex(id);
         }
     }
 
@@ -97,7 +97,7 @@ impl Residency {
         item.uses.ahead += 1;
         self.window.uses += 1;
         self.window.distance_end = distance + 1;
-        self.refile(id);
+        self.reindex(id);
         true
     }
 
@@ -114,6 +114,6 @@ impl Residency {
         let Some(item) = self.items.get_mut(&id) else { return };
         item.uses.ahead -= 1;
         self.window.uses -= 1;
-        self.refile(id);
+        self.reindex(id);
     }
 }

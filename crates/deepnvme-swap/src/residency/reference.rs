@@ -182,16 +182,16 @@ pub(super) fn next_use(residency: &Residency, id: ItemId) -> u64 {
 
 /// All sets, sums and gaps equal what a scan gives.
 pub(super) fn check_index(residency: &Residency) {
-    let mut filings = Vec::new();
+    let mut entries = Vec::new();
     for id in ids(residency) {
         let item = &residency.items[&id];
         let next_use = residency.next_uses.next_use(item.uses.entry, item.uses.prefetch_rank, item.uses.last);
-        let filing = item.filing_with(next_use);
-        assert_eq!(item.filing, filing, "{id} is filed as it is: {item:?}");
+        let entry = item.index_entry_with(next_use);
+        assert_eq!(item.index_entry, entry, "the index entry of {id} is stale: {item:?}");
         assert_eq!(item.waiters.tickets.len(), (item.waiters.for_bytes + item.waiters.for_new_slot) as usize);
-        filings.push((id, filing));
+        entries.push((id, entry));
     }
-    assert_eq!(residency.index, Index::of(filings.iter().map(|(id, filing)| (*id, filing))));
+    assert_eq!(residency.index, Index::of(entries.iter().map(|(id, entry)| (*id, entry))));
     let (free, unpinned) = residency.slots.gaps();
     let owned: Vec<Span> = residency.slots.spans_from(0).collect();
     let gaps = |is_gap: &dyn Fn(&Span) -> bool| {

@@ -92,7 +92,7 @@ impl Residency {
         } else {
             item.state = ItemState::Reserved { slot };
         }
-        self.refile(id);
+        self.reindex(id);
         if is_read { Action::Read { id, slot } } else { Action::SlotReserved }
     }
 
@@ -101,7 +101,7 @@ impl Residency {
         let ItemState::Dirty { slot } = item.state else { return None };
         self.in_flight += 1;
         item.state = ItemState::Writing { slot, changed: false };
-        self.refile(id);
+        self.reindex(id);
         Some(Action::Write { id, slot })
     }
 }

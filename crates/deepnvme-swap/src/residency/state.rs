@@ -1,6 +1,6 @@
 //! The items, and how each borrow, read and write changes their state.
 //!
-//! Each change of an item ends with `refile`.
+//! Each change of an item ends with `reindex`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl Residency {
         if let Some(entry) = self.next_uses.find(key) {
             self.attach_entry(id, entry);
         }
-        self.refile(id);
+        self.reindex(id);
         id
     }
 
@@ -175,7 +175,7 @@ impl Residency {
         let scheduled: Vec<(usize, ItemId)> = self.next_uses.keys().filter_map(item_of).collect();
         scheduled.into_iter().for_each(|(entry, id)| self.attach_entry(id, entry));
         let all: Vec<ItemId> = self.items.keys().copied().collect();
-        all.into_iter().for_each(|id| self.refile(id));
+        all.into_iter().for_each(|id| self.reindex(id));
     }
 
     /// Borrows an item, if that is possible now.
@@ -226,7 +226,7 @@ impl Residency {
             self.end_prefetch(id);
             self.record_use(id);
         }
-        self.refile(id);
+        self.reindex(id);
         BorrowResult::Borrowed(slot)
     }
 
@@ -258,7 +258,7 @@ impl Residency {
             item.state = ItemState::Absent;
             self.slots.release(slot);
         }
-        self.refile(id);
+        self.reindex(id);
     }
 
     /// Queues a thread that needs a slot, to read the item or to create it.
@@ -268,14 +268,14 @@ impl Residency {
             if let Some(item) = self.items.get_mut(&failed) {
                 item.failed.write = false;
             }
-            self.refile(failed);
+            self.reindex(failed);
         }
         let Some(item) = self.items.get_mut(&id) else { return };
         item.failed.read = false;
         *item.waiters_mut(mode) += 1;
         item.waiters.tickets.push_back(self.next.ticket);
         self.next.ticket += 1;
-        self.refile(id);
+        self.reindex(id);
     }
 
     /// Removes a waiter from the queue.
@@ -325,7 +325,7 @@ impl Residency {
             self.slots.release(slot);
         }
         self.end_prefetch(id);
-        self.unfile(id);
+        self.remove_from_index(id);
         self.items.remove(&id);
         self.removed.push(id);
     }
@@ -335,7 +335,7 @@ impl Residency {
         let item = self.items.get_mut(&id).filter(|item| !item.is_deleted && item.needs_flush())?;
         (item.failed.write, item.flush.is_requested) = (false, true);
         let ended_before = item.flush.ended;
-        self.refile(id);
+        self.reindex(id);
         Some(PendingFlush { id, ended_before })
     }
 
@@ -359,7 +359,7 @@ impl Residency {
         {
             item.flush.ended += 1;
         }
-        self.refile(id);
+        self.reindex(id);
         self.remove_deleted(id);
     }
 
@@ -396,7 +396,7 @@ impl Residency {
             self.slots.release(slot);
             self.end_prefetch(id);
         }
-        self.refile(id);
+        self.reindex(id);
         if !is_good && !is_memory_back {
             self.slots.occupy(slot, len, LOST);
             self.slots.pin(slot..slot + len);

@@ -2,5 +2,5 @@
 
 - ``writer`` and ``reader`` are the storage writer and reader that torch calls, with planners of ours.
 - ``index`` is the folder with its ``deepnvme.json``. ``shard`` reads from one file, in place or through buffers.
-- ``values`` unpickles values that are no tensors safely, and sets them under the state's own keys.
+- ``values`` unpickles non-tensor values safely, and sets them under the state's own keys.
 """

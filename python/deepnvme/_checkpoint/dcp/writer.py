@@ -205,7 +205,7 @@ def check_plans(plans: Sequence[SavePlan], name: Callable[[int], str]) -> None:
     """Raise if two ranks describe one entry differently.
 
     Raises:
-        InvalidArgumentError: a tensor has another dtype or size at one of the ranks, or is no tensor there.
+        InvalidArgumentError: a tensor has another dtype or size at one of the ranks, or is not a tensor there.
     """
     first: dict[str, tuple[int, dict[str, Any]]] = {}
     for rank, plan in enumerate(plans):

@@ -56,7 +56,7 @@ driver_calls! {
         if !stream.is_idle() {
             return Err(NOT_READY);
         }
-        let clock = stream.queue.clock.clone();
+        let clock = stream.queue.clock().clone();
         state.races.observe(&clock);
         Ok(())
     }

@@ -28,7 +28,7 @@ impl DriverState {
         let point = self.next_point(stream)?;
         let work = Box::new(move |_: &Clock| reached(handle, point));
         self.enqueue(stream, StreamOp { label: "cuEventRecord", uses: Vec::new(), delay: Delay::Random, work })?;
-        let clock = self.streams.get(stream)?.queue.clock.clone();
+        let clock = self.streams.get(stream)?.queue.clock().clone();
         self.events.get_mut(handle)?.record = Some(Record { point, clock, time: None });
         Ok(())
     }

@@ -36,7 +36,7 @@ pub(crate) struct StreamOp {
 impl DriverState {
     /// Returns the point of a stream's next op.
     pub(crate) fn next_point(&mut self, id: StreamId) -> Outcome<Point> {
-        Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted + 1 })
+        Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted() + 1 })
     }
 
     /// Queues an op. Returns its point.
@@ -54,24 +54,20 @@ impl DriverState {
     ) -> Outcome<Point> {
         if self.captures.has(id) {
             self.call_log.count("captured_ops");
-            return Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted });
+            return Ok(Point { stream: id, seq: self.streams.get(id)?.queue.submitted() });
         }
         let point = self.next_point(id)?;
         let (mut after, clock) = self.legacy_dependencies(id)?;
         after.extend_from_slice(waits_for);
         let delay_us = self.config.delay_us;
         let stream = self.streams.get_mut(id)?;
-        stream.queue.submitted = point.seq;
-        stream.queue.clock.join(&clock);
-        stream.queue.clock.join(predecessors);
-        stream.queue.clock.reach(point);
+        let clock = stream.queue.advance(point, [&clock, predecessors]);
         let delay = match op.delay {
             Delay::None => Duration::ZERO,
-            Delay::Random => Duration::from_micros(stream.queue.rng.below(delay_us + 1)),
+            Delay::Random => stream.queue.random_delay(delay_us),
             Delay::Exactly(delay) => delay,
         };
-        let clock = stream.queue.clock.clone();
-        stream.queue.ops.push_back(QueuedOp { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
+        stream.queue.push(QueuedOp { seq: point.seq, after, clock: clock.clone(), delay, work: op.work });
         let found = self.races.begin(TrackedOp { point, label: op.label, uses: op.uses, clock, over: false });
         self.record_violations(found);
         notify();
@@ -94,7 +90,7 @@ impl DriverState {
 /// Waits until all current ops of a stream are complete, and marks them as observed.
 pub(crate) fn synchronise(mut state: DriverGuard, id: StreamId) -> DriverGuard {
     let Ok(stream) = state.streams.get(id) else { return state };
-    let (end, clock) = (Point { stream: id, seq: stream.queue.submitted }, stream.queue.clock.clone());
+    let (end, clock) = (Point { stream: id, seq: stream.queue.submitted() }, stream.queue.clock().clone());
     state = wait_until(state, |state| state.streams.reached(end));
     state.races.observe(&clock);
     state
@@ -112,7 +108,7 @@ pub(crate) fn run_stream(id: StreamId) {
             state.call_log.violation(format!("panic: in op {} of stream {id:#x}", op.seq));
         }
         if let Ok(stream) = state.streams.get_mut(id) {
-            stream.queue.completed = op.seq;
+            stream.queue.complete(op.seq);
         }
         state.races.end(Point { stream: id, seq: op.seq });
         notify();
@@ -125,12 +121,11 @@ fn next(id: StreamId) -> Option<QueuedOp> {
         let Ok(stream) = state.streams.get(id) else { return true };
         stream
             .queue
-            .ops
             .front()
             .map_or(stream.is_destroyed, |op| op.after.iter().all(|point| state.streams.reached(*point)))
     };
     let mut state = wait_until(lock(), ready);
-    let op = state.streams.get_mut(id).ok()?.queue.ops.pop_front();
+    let op = state.streams.get_mut(id).ok()?.queue.pop();
     if op.is_none() {
         state.streams.remove(id);
         notify();

@@ -60,15 +60,15 @@ impl Streams {
 
     /// Returns whether the op at a point is complete. A removed stream has run all of its ops.
     pub(crate) fn reached(&self, point: Point) -> bool {
-        self.all.get(&point.stream).is_none_or(|stream| stream.queue.completed >= point.seq)
+        self.all.get(&point.stream).is_none_or(|stream| stream.queue.has_completed(point.seq))
     }
 
     /// Returns the last points of the streams of a device that match.
     pub(crate) fn ends(&self, device: Device, wanted: impl Fn(&Stream) -> bool) -> (Vec<Point>, Clock) {
         let (mut points, mut clock) = (Vec::new(), Clock::default());
         for (id, stream) in self.all.iter().filter(|(_, stream)| stream.device == device && wanted(stream)) {
-            points.push(Point { stream: *id, seq: stream.queue.submitted });
-            clock.join(&stream.queue.clock);
+            points.push(Point { stream: *id, seq: stream.queue.submitted() });
+            clock.join(stream.queue.clock());
         }
         (points, clock)
     }
@@ -106,6 +106,6 @@ impl Stream {
 
     /// Returns whether all queued ops are complete.
     pub(crate) fn is_idle(&self) -> bool {
-        self.queue.completed == self.queue.submitted
+        self.queue.has_completed(self.queue.submitted())
     }
 }

@@ -1,28 +1,28 @@
 //! Keeps the index up to date with the items.
 
-use super::index::Filing;
+use super::index::IndexEntry;
 use super::state::Residency;
 use crate::slot_allocator::ItemId;
 
 impl Residency {
     /// Brings the index up to date after a change of an item.
-    pub(super) fn refile(&mut self, id: ItemId) {
+    pub(super) fn reindex(&mut self, id: ItemId) {
         self.steps += 1;
         let Some(item) = self.items.get_mut(&id) else { return };
         let next_use = self.next_uses.next_use(item.uses.entry, item.uses.prefetch_rank, item.uses.last);
-        let filing = item.filing_with(next_use);
-        let before = std::mem::replace(&mut item.filing, filing);
-        self.replace_filing(id, &before, &filing);
+        let entry = item.index_entry_with(next_use);
+        let before = std::mem::replace(&mut item.index_entry, entry);
+        self.replace_index_entry(id, &before, &entry);
     }
 
-    /// Takes an item out of the index.
-    pub(super) fn unfile(&mut self, id: ItemId) {
+    /// Removes an item from the index.
+    pub(super) fn remove_from_index(&mut self, id: ItemId) {
         let Some(item) = self.items.get_mut(&id) else { return };
-        let before = std::mem::take(&mut item.filing);
-        self.replace_filing(id, &before, &Filing::default());
+        let before = std::mem::take(&mut item.index_entry);
+        self.replace_index_entry(id, &before, &IndexEntry::default());
     }
 
-    fn replace_filing(&mut self, id: ItemId, before: &Filing, after: &Filing) {
+    fn replace_index_entry(&mut self, id: ItemId, before: &IndexEntry, after: &IndexEntry) {
         if before == after {
             return;
         }
