@@ -80,7 +80,23 @@ class DiskEmbedding(torch.nn.Module):
         return self._finish(ids, self.start(ids))
 
     def start(self, ids: torch.Tensor) -> Gather:
-        """Start to read the rows of ids. The result of the gather has the padding's rows as they are on disk."""
+        """Start to read the rows of ids, while something else is computed.
+
+        Args:
+            ids: the numbers of the rows.
+
+        Returns:
+            The :class:`~deepnvme.Gather` in flight. Its result has the rows of the padding as they are on disk.
+
+        Raises:
+            IndexError, TypeError, ClosedError: as in :meth:`RowStore.gather <deepnvme.RowStore.gather>`.
+
+        Example:
+            >>> size = deepnvme.save({"weight": torch.ones(10, 4)}, "embedding.safetensors")
+            >>> table = deepnvme.RowStore("embedding.safetensors", "weight", memory="1MB")
+            >>> deepnvme.nn.DiskEmbedding(table).start(torch.tensor([3])).result()
+            tensor([[1., 1., 1., 1.]])
+        """
         out = torch.empty(*ids.shape, self.embedding_dim, dtype=self.weight.dtype, device=ids.device)
         return self.table.start_gather(ids, out=out, scale=self.scale)
 

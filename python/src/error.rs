@@ -1,5 +1,7 @@
 //! Convert the engine's errors to Python exceptions: the classes of `deepnvme.errors`.
 
+use std::path::Path;
+
 use deepnvme_io::{Error, ErrorKind, kernel_words};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -22,6 +24,13 @@ pub(crate) fn check<T>(py: Python<'_>, result: Result<T, Error>) -> PyResult<T> 
 /// Creates an exception of the class `name` of `deepnvme.errors` that no system call caused.
 pub(crate) fn plain(py: Python<'_>, name: &str, message: String) -> PyErr {
     class(py, name).and_then(|class| class.call1((message,))).map_or_else(|error| error, PyErr::from_value)
+}
+
+/// Like `plain`, with the name of a file.
+pub(crate) fn plain_of_file(py: Python<'_>, name: &str, message: String, path: &Path) -> PyErr {
+    let error = plain(py, name, message);
+    let set = error.value(py).setattr(intern!(py, "filename"), path.as_os_str());
+    set.err().unwrap_or(error)
 }
 
 /// Like `plain`, with the request's progress.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use deepnvme_codec::Float;
 use deepnvme_file::VersionedFile;
-use deepnvme_mem::ParentOnly;
+use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{BackgroundStore, Conversion, Error, PendingGather, RowRange, RowStore, Table};
 use pyo3::exceptions::PyIndexError;
@@ -20,6 +20,13 @@ use crate::{default, error, interruptible, tensor_memory, torch};
 
 /// The types before and after a conversion, and a factor.
 type ConversionArgument = (String, String, Option<f32>);
+
+/// The arguments of a gather.
+struct Wanted {
+    rows: Vec<u64>,
+    target: RegionMut,
+    conversion: Option<Conversion>,
+}
 
 /// Read rows of a table on disk, and keep some of them in memory.
 #[pyclass(frozen, name = "_RowStore", module = "deepnvme._deepnvme")]
@@ -63,12 +70,9 @@ impl PyRowStore {
         out: &Bound<'_, PyAny>,
         conversion: Option<ConversionArgument>,
     ) -> PyResult<()> {
-        let store = self.store(py)?;
-        let (rows, conversion) = (self.rows(py, ids, id_type)?, conversion.map(parse_conversion).transpose()?);
-        let target = tensor_memory::target(out)?;
-        torch::mark_modified(std::slice::from_ref(out))?;
+        let (store, wanted) = (self.store(py)?, self.wanted(py, ids, id_type, out, conversion)?);
         let gathered = interruptible::with_signals(py, |should_stop| {
-            store.store().gather(&rows, &target, conversion, should_stop)
+            store.store().gather(&wanted.rows, &wanted.target, wanted.conversion, should_stop)
         })?;
         gathered.map_err(|error| to_exception(py, &error))
     }
@@ -81,11 +85,8 @@ impl PyRowStore {
         out: &Bound<'_, PyAny>,
         conversion: Option<ConversionArgument>,
     ) -> PyResult<PyGather> {
-        let store = self.store(py)?;
-        let (rows, conversion) = (self.rows(py, ids, id_type)?, conversion.map(parse_conversion).transpose()?);
-        let target = tensor_memory::target(out)?;
-        torch::mark_modified(std::slice::from_ref(out))?;
-        let started = py.detach(|| store.start_gather(rows, target, conversion));
+        let (store, wanted) = (self.store(py)?, self.wanted(py, ids, id_type, out, conversion)?);
+        let started = py.detach(|| store.start_gather(wanted.rows, wanted.target, wanted.conversion));
         started.map(|gather| PyGather { gather }).map_err(|error| to_exception(py, &error))
     }
 
@@ -140,6 +141,21 @@ impl PyRowStore {
         self.store.get().ok_or_else(forked)
     }
 
+    fn wanted(
+        &self,
+        py: Python<'_>,
+        ids: &Bound<'_, PyAny>,
+        id_type: (bool, usize),
+        out: &Bound<'_, PyAny>,
+        conversion: Option<ConversionArgument>,
+    ) -> PyResult<Wanted> {
+        let rows = self.rows(py, ids, id_type)?;
+        let conversion = conversion.map(parse_conversion).transpose()?;
+        let target = tensor_memory::target(out)?;
+        torch::mark_modified(std::slice::from_ref(out))?;
+        Ok(Wanted { rows, target, conversion })
+    }
+
     fn rows(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, (is_signed, bytes): (bool, usize)) -> PyResult<Vec<u64>> {
         let rows = self.store(py)?.store().table().rows();
         let source = tensor_memory::source(ids)?;
@@ -192,11 +208,7 @@ fn parse_conversion((from, to, scale): ConversionArgument) -> PyResult<Conversio
 fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Io(error) => error::to_exception(py, error),
-        Error::Changed { path, .. } => {
-            let raised = error::plain(py, "ChangedFileError", error.to_string());
-            let named = raised.value(py).setattr("filename", path.as_os_str());
-            named.err().unwrap_or(raised)
-        }
+        Error::Changed { path, .. } => error::plain_of_file(py, "ChangedFileError", error.to_string(), path),
         Error::NoSuchRow { .. } => PyIndexError::new_err(error.to_string()),
         Error::Invalid(_) | Error::Memory { .. } => InvalidArgumentError::new_err(error.to_string()),
         Error::Interrupted => error::plain(py, "CancelledError", error.to_string()),

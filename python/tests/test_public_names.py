@@ -12,7 +12,7 @@ import pytest
 
 import deepnvme
 
-MODULES = ("deepspeed", "errors", "integrations", "optim")
+MODULES = ("deepspeed", "errors", "integrations", "nn", "optim")
 FUNCTIONS = [
     name
     for name in deepnvme.__all__
@@ -55,7 +55,7 @@ def test_objects_name_the_package_as_their_module(name: str) -> None:
         assert repr(thing) == f"<class 'deepnvme.{name}'>"
 
 
-@pytest.mark.parametrize("name", ["optim", "deepspeed", "integrations.dcp"])
+@pytest.mark.parametrize("name", ["optim", "nn", "deepspeed", "integrations.dcp"])
 def test_objects_of_other_modules_name_these(name: str) -> None:
     pytest.importorskip("torch")
     module = importlib.import_module(f"deepnvme.{name}")
@@ -75,7 +75,10 @@ def test_modules_are_there_without_an_import(name: str) -> None:
 
 
 def test_the_import_brings_neither_torch_nor_modules_for_later() -> None:
-    late = [f"deepnvme.{name}" for name in ("deepspeed", "integrations", "optim", "_checkpoint", "_stream", "_swap")]
+    late = [
+        f"deepnvme.{name}"
+        for name in ("deepspeed", "integrations", "nn", "optim", "_checkpoint", "_rows", "_stream", "_swap")
+    ]
     large = ["torch", "numpy", "asyncio", "deepspeed", "ctypes", "inspect"]
     code = f"import sys, deepnvme; print([name for name in {[*large, *late]} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -20,7 +20,7 @@ import deepnvme
 
 torch = pytest.importorskip("torch")
 
-MODULES = ["deepnvme", "deepnvme.optim", "deepnvme.errors", "deepnvme.deepspeed"]
+MODULES = ["deepnvme", "deepnvme.optim", "deepnvme.nn", "deepnvme.errors", "deepnvme.deepspeed"]
 MODULES += [f"deepnvme.integrations.{name}" for name in dir(deepnvme.integrations)]
 # Sections of a docstring in Google's style.
 SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Example|Examples):\s*$", re.MULTILINE)
@@ -118,8 +118,28 @@ def parameters(each: Documented) -> list[str]:
 
 def is_made_by_the_package(each: Documented) -> bool:
     """Whether users get such objects from another call, and do not construct them."""
-    made = {"BackendProbe", "Borrowed", "Checkpoint", "CheckpointerStats", "CommandResult", "ParameterOffload", "Probe"}
-    made |= {"Progress", "Reader", "Stats", "StreamStats", "Streaming", "SwapStats", "Trace", "Transfer", "Writer"}
+    made = {
+        "BackendProbe",
+        "Borrowed",
+        "Checkpoint",
+        "CheckpointerStats",
+        "CommandResult",
+        "Gather",
+        "ParameterOffload",
+    }
+    made |= {
+        "Probe",
+        "Progress",
+        "Reader",
+        "RowStats",
+        "Stats",
+        "StreamStats",
+        "Streaming",
+        "SwapStats",
+        "Trace",
+        "Transfer",
+        "Writer",
+    }
     return inspect.isclass(each.thing) and each.name.rpartition(".")[2] in made
 
 

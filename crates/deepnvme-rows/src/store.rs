@@ -392,6 +392,9 @@ pub(crate) struct Gather {
 impl Gather {
     fn run(&mut self, store: &RowStore, writer: &mut RowWriter<'_>, should_stop: &dyn Fn() -> bool) -> Result<()> {
         loop {
+            if !self.is_finished() && should_stop() {
+                return Err(Error::Interrupted);
+            }
             self.start_all(store, writer)?;
             // Its own fetches end before it waits for others: no two gathers wait for each other.
             if let Some((fetch, served)) = self.own.front() {
@@ -416,6 +419,11 @@ impl Gather {
                 (self.misses, self.next) = (std::mem::take(&mut self.failed), 0);
             }
         }
+    }
+
+    fn is_finished(&self) -> bool {
+        let is_started = self.next == self.misses.len() && self.failed.is_empty();
+        is_started && self.own.is_empty() && self.shared.is_empty()
     }
 
     /// Starts as many fetches as there are free buffers.

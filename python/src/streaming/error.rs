@@ -10,11 +10,7 @@ use crate::error::{self, InvalidArgumentError};
 pub(super) fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Io(error) => error::to_exception(py, error),
-        Error::Changed { path, .. } => {
-            let raised = error::plain(py, "ChangedFileError", error.to_string());
-            let named = raised.value(py).setattr("filename", path.as_os_str());
-            named.err().unwrap_or(raised)
-        }
+        Error::Changed { path, .. } => error::plain_of_file(py, "ChangedFileError", error.to_string(), path),
         Error::Corrupt { path, offset, .. } => {
             let raised = error::plain(py, "CorruptFileError", error.to_string());
             let value = raised.value(py);

@@ -1,0 +1,58 @@
+"""Gathers of rows during cancel, close, Ctrl-C, fork and exit."""
+
+from .results import CLOSED, ENDS, FINISHED, LEFT, Cells
+
+# An engine that takes seconds for all rows, and a table without a cache.
+TABLE = """
+slow = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+with open("rows", "wb") as file:
+    file.truncate(1 << 30)
+table = deepnvme.RowStore("rows", shape=(1 << 18, 4096), dtype=torch.uint8, memory="64KiB", engine=slow)
+def gather(rows, start=False):
+    ids = torch.arange(0, 2 * rows, 2)
+    return (table.start_gather if start else table.gather)(ids, out=torch.empty(rows, 4096, dtype=torch.uint8))
+def moves():
+    return table.stats().rows_read > 20
+ALL, SOME = 1 << 17, 3000
+"""
+PENDING = TABLE + "pending = gather(ALL, start=True)\n"
+
+GATHER, RESULT = "`RowStore.gather`, `start_gather`", "`Gather.result`"
+ROWS = (GATHER, RESULT)
+
+CELLS: Cells = {
+    (GATHER, "close"): (
+        FINISHED,
+        TABLE + "soon(table.close, moves)\nassert len(returns(lambda: gather(SOME))) == SOME",
+    ),
+    (GATHER, "Ctrl-C"): (
+        LEFT,
+        TABLE + "soon(interrupt, moves)\nraises(KeyboardInterrupt, lambda: gather(ALL))\n"
+        "assert table.stats().rows_read < ALL\nassert gather(1).eq(0).all()",
+    ),
+    (GATHER, "fork"): (
+        CLOSED,
+        TABLE + "in_child(lambda: [raises(errors.ClosedError, lambda: gather(1, start)) for start in (False, True)])",
+    ),
+    (GATHER, "exit"): (ENDS, TABLE + "leave(lambda: gather(ALL), moves)"),
+    (RESULT, "cancel"): (
+        "raises `CancelledError`",
+        PENDING + "soon(pending.cancel, moves)\nraises(errors.CancelledError, pending.result)",
+    ),
+    (RESULT, "timeout"): (
+        "raises `WaitTimeoutError`; the gather goes on",
+        PENDING + "event_times.append(time.monotonic() + 0.1)\n"
+        "raises(errors.WaitTimeoutError, lambda: pending.result(0.1))\nassert not pending.done()",
+    ),
+    (RESULT, "close"): (
+        FINISHED,
+        TABLE
+        + "pending = gather(SOME, start=True)\nsoon(table.close, moves)\nassert len(returns(pending.result)) == SOME",
+    ),
+    (RESULT, "Ctrl-C"): (
+        "raises; the gather goes on",
+        PENDING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, pending.result)\nassert not pending.done()",
+    ),
+    (RESULT, "fork"): (CLOSED, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.result))"),
+    (RESULT, "exit"): (ENDS, PENDING + "leave(pending.result, moves)"),
+}

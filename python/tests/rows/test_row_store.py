@@ -1,0 +1,303 @@
+"""Gathers from every kind of source equal indexing of the table, and wrong calls are refused where they are made."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
+
+
+@pytest.fixture
+def table() -> torch.Tensor:
+    return torch.randn(3000, 80)
+
+
+def raw(table: torch.Tensor, path: Path, memory: str = "1MB") -> deepnvme.RowStore:
+    deepnvme.write(table, path)
+    return deepnvme.RowStore(path, shape=table.shape, dtype=table.dtype, memory=memory)
+
+
+def as_safetensors(table: torch.Tensor, folder: Path) -> deepnvme.RowStore:
+    deepnvme.save({"other": torch.ones(5), "table": table}, folder / "x.safetensors")
+    return deepnvme.RowStore(folder / "x.safetensors", "table", memory="1MB")
+
+
+def as_archive(table: torch.Tensor, folder: Path) -> deepnvme.RowStore:
+    torch.save({"model": {"table": table}, "step": 3}, folder / "x.pt")
+    return deepnvme.RowStore(folder / "x.pt", "model.table", memory="1MB")
+
+
+def as_shards(table: torch.Tensor, folder: Path) -> deepnvme.RowStore:
+    parts = {f"table.{index}": part.clone() for index, part in enumerate(torch.split(table, 700))}
+    deepnvme.save(parts, folder / "model.safetensors", max_shard_bytes=300_000)
+    return deepnvme.RowStore(folder, list(parts), memory="1MB")
+
+
+def as_stripes(table: torch.Tensor, folder: Path) -> deepnvme.RowStore:
+    stripes = deepnvme.StripeSet([folder / "a", folder / "b"], stripe_bytes=8192)
+    deepnvme.save({"table": table}, stripes)
+    return deepnvme.RowStore(stripes, "table", memory="1MB")
+
+
+def as_raw(table: torch.Tensor, folder: Path) -> deepnvme.RowStore:
+    (folder / "x.bin").write_bytes(b"head" + table.numpy().tobytes())
+    return deepnvme.RowStore(folder / "x.bin", shape=(3000, 80), dtype=torch.float32, offset=4, memory="1MB")
+
+
+@pytest.mark.parametrize("save", [as_safetensors, as_archive, as_shards, as_stripes, as_raw])
+def test_every_source(
+    tmp_path: Path, table: torch.Tensor, save: Callable[[torch.Tensor, Path], deepnvme.RowStore]
+) -> None:
+    with save(table, tmp_path) as store:
+        assert (store.shape, store.dtype, len(store)) == ((3000, 80), torch.float32, 3000)
+        for shape in [(), (1,), (17,), (4, 300), (0,), (2, 0, 3)]:
+            ids = torch.randint(0, 3000, shape)
+            assert torch.equal(store.gather(ids), table[ids])
+        everything = torch.randperm(3000)
+        assert torch.equal(store.gather(everything), table[everything])
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+def test_every_integer_dtype(tmp_path: Path, table: torch.Tensor, name: str) -> None:
+    dtype = getattr(torch, name)
+    with raw(table, tmp_path / "x") as store:
+        ids = torch.randint(0, 127, (50,))
+        assert torch.equal(store.gather(ids.to(dtype)), table[ids])
+        assert torch.equal(store.gather(ids.repeat(2).to(dtype)[::2]), table[ids.repeat(2)[::2]])
+        if dtype.is_signed:
+            with pytest.raises(IndexError, match="id -3 at position 1 is no row"):
+                store.gather(torch.tensor([1, -3], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "bfloat16", "float64", "complex64", "bool", "float8_e4m3fn"])
+@pytest.mark.parametrize("row_shape", [(1,), (3, 5), (2000,)])
+def test_every_row(tmp_path: Path, dtype: str, row_shape: tuple[int, ...]) -> None:
+    content = torch.randint(0, 2, (100, *row_shape)).to(getattr(torch, dtype))
+    deepnvme.save({"table": content}, tmp_path / "x.safetensors")
+    with deepnvme.RowStore(tmp_path / "x.safetensors", "table", memory="500kB") as store:
+        ids = torch.randint(0, 100, (40,))
+        assert torch.equal(store.gather(ids).view(torch.uint8), content[ids].view(torch.uint8))
+
+
+@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scale", [None, 2.5, 45.254834])
+def test_conversions(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype, scale: float | None) -> None:
+    content = torch.randn(200, 33).to(stored)
+    with raw(content, tmp_path / "x") as store:
+        ids = torch.randint(0, 200, (64,))
+        expected = content[ids].to(wanted) if scale is None else (content[ids].float() * scale).to(wanted)
+        assert torch.equal(store.gather(ids, dtype=wanted, scale=scale), expected)
+        assert torch.equal(store.gather(ids, out=torch.empty(64, 33, dtype=wanted), scale=scale), expected)
+
+
+def test_a_given_tensor_is_filled_and_counts_as_changed(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        out = torch.empty(2, 80)
+        version = out._version
+        assert store.gather([4, 5], out=out) is out
+        assert out._version > version
+        assert torch.equal(out, table[4:6])
+
+
+def test_gathers_in_the_background(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        wanted = [torch.randint(0, 3000, (random.randrange(500),)) for _ in range(20)]
+        started = [store.start_gather(ids) for ids in wanted]
+        store.prefetch(torch.arange(2000, 2100))
+        for ids, gather in zip(wanted, started, strict=True):
+            assert torch.equal(gather.result(timeout=60), table[ids])
+            assert gather.done()
+            assert "done" in repr(gather)
+
+
+def test_a_dropped_gather_fills_its_tensor(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        out = torch.zeros(3000, 80)
+        store.start_gather(torch.arange(3000), out=out)
+        gc.collect()
+        store.start_gather([0]).result()
+        # Gathers end in their order if nobody waits for them.
+        assert torch.equal(store.gather(torch.arange(3000)), table)
+
+
+def test_a_cancelled_gather_says_so(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x", "20kB") as store:
+        for _ in range(20):
+            gather = store.start_gather(torch.randint(0, 3000, (2000,)))
+            gather.cancel()
+            try:
+                gather.result()
+            except errors.CancelledError:
+                break
+        else:
+            pytest.fail("no gather was cancelled")
+        assert torch.equal(store.gather([5]), table[[5]])
+
+
+def test_counters_and_memory(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        store.gather([1, 1, 2])
+        store.gather([1])
+        stats = store.stats()
+        assert (stats.rows, stats.hits, stats.rows_read, stats.reads) == (4, 1, 2, 1)
+        assert stats.memory_bytes <= 1_000_000
+        assert 0 < stats.cached_rows_max <= 3000
+
+
+def test_the_least_memory_works(tmp_path: Path, table: torch.Tensor) -> None:
+    deepnvme.write(table, tmp_path / "x")
+    with pytest.raises(ValueError, match="takes 8192; give at least that"):
+        raw(table, tmp_path / "x", "4096")
+    with raw(table, tmp_path / "x", "8192") as store:
+        ids = torch.randint(0, 3000, (500,))
+        assert torch.equal(store.gather(ids), table[ids])
+        assert store.stats().memory_bytes <= 8192
+
+
+def test_many_threads(tmp_path: Path, table: torch.Tensor) -> None:
+    failures: list[BaseException] = []
+    store = raw(table, tmp_path / "x", "200kB")
+
+    def use(seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        try:
+            for _ in range(30):
+                ids = torch.randint(0, 3000, (200,), generator=generator)
+                if seed % 3 == 0:
+                    store.prefetch(ids)
+                assert torch.equal(store.gather(ids), table[ids])
+        except BaseException as error:
+            failures.append(error)
+
+    with store:
+        threads = [threading.Thread(target=use, args=(seed,)) for seed in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_a_changed_file_is_noticed(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        store.gather([1])
+        deepnvme.write(-table, tmp_path / "x", 0)
+        with pytest.raises(errors.ChangedFileError, match="open the table again") as caught:
+            store.gather([2999])
+        assert caught.value.filename == os.fspath(tmp_path / "x")
+        with (tmp_path / "x").open("r+b") as file:
+            file.truncate(100_000)
+        with pytest.raises(deepnvme.Error):
+            store.gather([2500])
+
+
+def test_a_closed_table_refuses_calls(tmp_path: Path, table: torch.Tensor) -> None:
+    store = raw(table, tmp_path / "x")
+    store.close()
+    store.close()
+    assert store.is_closed
+    assert "closed" in repr(store)
+    for call in (lambda: store.gather([0]), lambda: store.start_gather([0]), lambda: store.prefetch([0])):
+        with pytest.raises(errors.ClosedError):
+            call()
+
+
+WRONG_IDS: list[tuple[Any, type[Exception], str]] = [
+    ([3000], IndexError, "id 3000 at position 0 is no row: the table has 3000 rows"),
+    ([[0, 1], [2, 7000]], IndexError, "id 7000 at position 3"),
+    ([-1], IndexError, "id -1 at position 0"),
+    ([1.0], TypeError, "must be integers"),
+    ([True], TypeError, "must be integers"),
+    (torch.tensor([1j]), TypeError, "must be integers"),
+]
+
+
+@pytest.mark.parametrize(("ids", "error", "text"), WRONG_IDS)
+def test_wrong_ids(tmp_path: Path, table: torch.Tensor, ids: Any, error: type[Exception], text: str) -> None:
+    with raw(table, tmp_path / "x") as store:
+        for call in (store.gather, store.start_gather, store.prefetch):
+            with pytest.raises(error, match=text):
+                call(ids)
+
+
+def test_wrong_targets(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        wrong: list[tuple[Any, type[Exception], str]] = [
+            (torch.empty(2, 80), ValueError, r"of the shape \(1, 80\)"),
+            (torch.empty(1, 160)[:, ::2], ValueError, "must be contiguous"),
+            (torch.empty(1, 80, dtype=torch.int32), TypeError, "cannot be converted"),
+            ([0.0] * 80, TypeError, "must be a torch tensor"),
+        ]
+        for out, error, text in wrong:
+            with pytest.raises(error, match=text):
+                store.gather([0], out=out)
+        with pytest.raises(TypeError, match="leave dtype out"):
+            store.gather([0], out=torch.empty(1, 80), dtype=torch.float16)
+        for deadline in (-1, float("nan"), "soon"):
+            with pytest.raises(ValueError, match="deadline_s"):
+                store.prefetch([0], deadline_s=deadline)  # type: ignore[arg-type]
+
+
+def test_wrong_sources(tmp_path: Path, table: torch.Tensor) -> None:
+    path = tmp_path / "x.safetensors"
+    deepnvme.save({"a": table, "narrow": table[:, :3].clone(), "half": table.half(), "flat": torch.tensor(3.0)}, path)
+    deepnvme.save({"a": table.t()}, tmp_path / "x.pt")
+    known: dict[str, Any] = {"memory": "1MB"}
+    open_table: Any = deepnvme.RowStore
+    calls: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: deepnvme.RowStore(path, **known), ValueError, "tensor is missing"),
+        (lambda: deepnvme.RowStore(path, "b", **known), KeyError, "there is no tensor b; there are a"),
+        (lambda: deepnvme.RowStore(path, ["a", "narrow"], **known), ValueError, "rows of one kind"),
+        (lambda: deepnvme.RowStore(path, ["a", "half"], **known), ValueError, "rows of one kind"),
+        (lambda: deepnvme.RowStore(path, ["a", "a"], **known), ValueError, "twice"),
+        (lambda: deepnvme.RowStore(path, [], **known), TypeError, "name of a tensor"),
+        (lambda: deepnvme.RowStore(path, "flat", **known), errors.UnsupportedError, "no contiguous rows"),
+        (lambda: deepnvme.RowStore(tmp_path / "x.pt", "a", **known), errors.UnsupportedError, "no contiguous rows"),
+        (lambda: deepnvme.RowStore(path, "a", shape=(3,), **known), ValueError, "both shape and dtype"),
+        (lambda: deepnvme.RowStore(path, "a", shape=(3,), dtype=torch.int8, **known), ValueError, "give one"),
+        (lambda: deepnvme.RowStore(path, shape=(3, 0), dtype=torch.int8, **known), ValueError, "no elements"),
+        (lambda: deepnvme.RowStore(path, shape=(9**9, 80), dtype=torch.int8, **known), EOFError, "ends too early"),
+        (lambda: deepnvme.RowStore(tmp_path / "none", "a", **known), FileNotFoundError, "none"),
+        (lambda: open_table(7, shape=(3, 3), dtype=torch.int8, **known), TypeError, "by a path"),
+        (lambda: deepnvme.RowStore(path, "a", memory="many"), ValueError, "many"),
+    ]
+    for call, error, text in calls:
+        with pytest.raises(error, match=text):
+            call()
+
+
+def test_a_forked_child_opens_its_own(tmp_path: Path, table: torch.Tensor) -> None:
+    store = raw(table, tmp_path / "x")
+    gather = store.start_gather(torch.arange(3000))
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            for call in (lambda: store.gather([0]), lambda: store.prefetch([0]), store.stats, gather.result):
+                try:
+                    call()
+                except errors.ClosedError:
+                    continue
+                os._exit(2)
+            del store, gather
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert torch.equal(gather.result(), table)
+    store.close()
