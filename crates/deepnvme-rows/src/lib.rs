@@ -21,7 +21,7 @@ mod sync;
 mod table;
 
 pub use background::{BackgroundStore, PendingGather};
-pub use cache::S3Fifo;
+pub use cache::{S3Fifo, hash_row};
 pub use error::{Error, Result};
 pub use row_writer::Conversion;
 pub use stats::RowStats;

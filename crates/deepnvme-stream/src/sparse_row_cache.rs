@@ -8,6 +8,7 @@ use deepnvme_codec::Float;
 use deepnvme_file::VersionedFile;
 use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{Engine, ReadItem};
+use deepnvme_rows::{S3Fifo, hash_row};
 
 use crate::error::{Error, Result, check_unchanged};
 use crate::inline_decoder::InlineDecoder;
@@ -66,11 +67,11 @@ pub struct RowTensor {
     pub locations: RowLocations,
 }
 
-/// Keeps recently used rows in bounded memory, each at its place in the whole tensor.
+/// Keeps rows that are used often in bounded memory, each at its place in the whole tensor.
 ///
-/// The tensors lie in [`ReservedRange`] memory, so they look complete, but only cached rows have memory. The least
-/// frequently used rows are evicted first, and of equally frequent ones the least recently used. Memory is counted in
-/// pages: a page counts once for all rows in it, and is freed with the last of them.
+/// The tensors lie in [`ReservedRange`] memory, so they look complete, but only cached rows have memory. Rows are evicted
+/// by [`S3Fifo`], as in a `RowStore`. Memory is counted in pages: a page counts once for all rows in it, and is freed with
+/// the last of them.
 #[derive(Debug)]
 pub struct SparseRowCache {
     engine: Arc<Engine>,
@@ -82,25 +83,68 @@ pub struct SparseRowCache {
 }
 
 /// A row in memory.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct CachedRow {
-    /// How often it was used.
-    uses: u32,
-    /// The clock at its last use.
-    last: u64,
+    /// Its number in the policy.
+    slot: u32,
     /// How many callers hold it.
     holds: u32,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// The number of cached rows in each page, counted once per tensor. Page and row numbers count from the start of
     /// this cache's memory, so they never refer to other memory.
     pages: HashMap<usize, u32>,
     cached: HashMap<usize, CachedRow>,
-    clock: u64,
+    policy: S3Fifo,
+    /// The row of each slot.
+    rows: Vec<usize>,
+    free_slots: Vec<u32>,
     stats: StreamStats,
     decoder: InlineDecoder,
+}
+
+impl State {
+    fn new(slots: usize) -> Self {
+        Self {
+            pages: HashMap::new(),
+            cached: HashMap::new(),
+            policy: S3Fifo::new(slots),
+            rows: vec![0; slots],
+            free_slots: (0..slots as u32).rev().collect(),
+            stats: StreamStats::default(),
+            decoder: InlineDecoder::default(),
+        }
+    }
+
+    /// Counts a use of a row that is in memory, and holds it.
+    fn hold(&mut self, row: usize) {
+        if let Some(cached) = self.cached.get_mut(&row) {
+            cached.holds += 1;
+            self.policy.touch(cached.slot);
+            return;
+        }
+        // There is a slot for each row that the memory may hold.
+        let Some(slot) = self.free_slots.pop() else { return };
+        self.rows[slot as usize] = row;
+        self.policy.insert(slot, hash_row(row as u64), false);
+        self.cached.insert(row, CachedRow { slot, holds: 1 });
+    }
+
+    /// Removes the row that is least worth keeping. Rows that callers hold, or that are `wanted`, stay.
+    fn evict(&mut self, wanted: &[usize]) -> Option<usize> {
+        let Self { policy, rows, cached, .. } = self;
+        let is_held = |slot: u32| {
+            let row = rows[slot as usize];
+            wanted.binary_search(&row).is_ok() || cached.get(&row).is_some_and(|cached| cached.holds > 0)
+        };
+        let slot = policy.evict(|slot| hash_row(rows[slot as usize] as u64), is_held)?;
+        let row = rows[slot as usize];
+        cached.remove(&row);
+        self.free_slots.push(slot);
+        Some(row)
+    }
 }
 
 impl SparseRowCache {
@@ -145,7 +189,8 @@ impl SparseRowCache {
                 return Err(Error::Plan(format!("tensor {index} does not fit its memory or files")));
             }
         }
-        Ok(Self { engine, sources, tensors, memory, bytes_max, state: Mutex::default() })
+        let slots = slots_max(&tensors, memory.page_bytes(), bytes_max);
+        Ok(Self { engine, sources, tensors, memory, bytes_max, state: Mutex::new(State::new(slots)) })
     }
 
     /// The tensors that contain a row.
@@ -210,8 +255,6 @@ impl SparseRowCache {
         }
         // The lock is held during the reads, so that no other caller evicts these rows.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.clock += 1;
-        let now = state.clock;
         let missing: Vec<usize> = rows.iter().copied().filter(|row| !state.cached.contains_key(row)).collect();
         state.stats.hits += (rows.len() - missing.len()) as u64;
         state.stats.waits += missing.len() as u64;
@@ -227,10 +270,7 @@ impl SparseRowCache {
         if !missing.is_empty() {
             state.stats.stalled += called.elapsed();
         }
-        for row in rows {
-            let cached = state.cached.entry(row).or_default();
-            *cached = CachedRow { uses: cached.uses.saturating_add(1), last: now, holds: cached.holds + 1 };
-        }
+        rows.into_iter().for_each(|row| state.hold(row));
         Ok(())
     }
 
@@ -255,26 +295,12 @@ impl SparseRowCache {
 
     /// Evicts rows that no caller holds, until the memory is within the bound.
     fn evict_rows(&self, state: &mut State, rows: &[usize]) -> Result<()> {
-        let is_over = |state: &State| self.bytes(state.pages.len()) > self.bytes_max;
-        if !is_over(state) {
-            return Ok(());
-        }
-        let is_evictable = |(row, cached): &(&usize, &CachedRow)| cached.holds == 0 && rows.binary_search(row).is_err();
-        let others = state.cached.iter().filter(is_evictable).map(|(row, cached)| (cached.uses, cached.last, *row));
-        let mut others: Vec<(u32, u64, usize)> = others.collect();
-        others.sort_unstable();
-        for (_, _, row) in others {
-            if !is_over(state) {
-                break;
+        while self.bytes(state.pages.len()) > self.bytes_max {
+            match state.evict(rows) {
+                Some(row) => self.free_pages(state, row),
+                None => return Err(Error::TooMany { bytes: self.bytes(state.pages.len()), bytes_max: self.bytes_max }),
             }
-            state.cached.remove(&row);
-            self.free_pages(state, row);
         }
-        if is_over(state) {
-            return Err(Error::TooMany { bytes: self.bytes(state.pages.len()), bytes_max: self.bytes_max });
-        }
-        // Old uses fade.
-        state.cached.values_mut().for_each(|cached| cached.uses = (cached.uses / 2).max(1));
         Ok(())
     }
 
@@ -329,6 +355,14 @@ impl SparseRowCache {
         state.stats.fetches += missing.len() as u64;
         Ok(())
     }
+}
+
+/// The most rows that memory of this size holds: as many as fit into its pages, and one at the start of each.
+fn slots_max(tensors: &[RowTensor], page_bytes: usize, bytes_max: u64) -> usize {
+    let rows = tensors.iter().map(|tensor| tensor.first_row + tensor.rows).max().unwrap_or(0);
+    let row_bytes_min = tensors.iter().map(|tensor| tensor.row_bytes).min().unwrap_or(1);
+    let pages = bytes_max / page_bytes as u64;
+    rows.min(usize::try_from(pages.saturating_mul((page_bytes / row_bytes_min) as u64 + 2)).unwrap_or(usize::MAX))
 }
 
 /// The conversions that load a range of the tensor to the offset `at`.

@@ -10,7 +10,7 @@ mod shard;
 
 use std::sync::Arc;
 
-pub(crate) use self::hash::hash_row;
+pub use self::hash::hash_row;
 pub(crate) use self::index::ROWS_MAX;
 use self::index::SLOTS_MAX;
 pub use self::policy::S3Fifo;

@@ -5,7 +5,7 @@
 
 /// No slot.
 const NONE: u32 = u32::MAX;
-/// The small queue has this fraction of all slots.
+/// The small queue has this fraction of the slots in use.
 const SMALL_FRACTION: usize = 10;
 /// A row counts at most this many uses.
 const USES_MAX: u8 = 3;
@@ -15,7 +15,6 @@ const USES_MAX: u8 = 3;
 pub struct S3Fifo {
     small: Queue,
     main: Queue,
-    small_slots: usize,
     /// The slot behind each slot in its queue.
     next: Vec<u32>,
     uses: Vec<u8>,
@@ -32,7 +31,6 @@ impl S3Fifo {
         Self {
             small: Queue::default(),
             main: Queue::default(),
-            small_slots: (slots / SMALL_FRACTION).max(1),
             next: vec![NONE; slots],
             uses: vec![0; slots],
             ghosts: Ghosts::new(slots),
@@ -56,10 +54,12 @@ impl S3Fifo {
     /// Removes the slot that is least worth keeping, and returns it. `hash_of` returns the hash of its row. Slots that
     /// `is_held` stay. Returns `None` if all are held.
     pub fn evict(&mut self, hash_of: impl Fn(u32) -> u64, is_held: impl Fn(u32) -> bool) -> Option<u32> {
+        let all = self.small.len + self.main.len;
+        let mut held_of_main = 0;
         // Each slot passes at most once through the small queue, and once for each use through the main queue.
-        let turns = self.small.len + (self.main.len + self.small.len) * (USES_MAX as usize + 2);
-        for _ in 0..turns {
-            if self.small.len > 0 && (self.small.len >= self.small_slots || self.main.len == 0) {
+        for _ in 0..self.small.len + all * (USES_MAX as usize + 2) {
+            let is_small_full = self.small.len >= (all / SMALL_FRACTION).max(1);
+            if self.small.len > 0 && (is_small_full || held_of_main >= self.main.len) {
                 let slot = self.small.pop(&self.next)?;
                 if is_held(slot) || self.uses[slot as usize] > 0 {
                     self.uses[slot as usize] = 0;
@@ -70,8 +70,9 @@ impl S3Fifo {
                 }
             } else {
                 let slot = self.main.pop(&self.next)?;
-                let uses = &mut self.uses[slot as usize];
-                if is_held(slot) || *uses > 0 {
+                let (uses, is_held) = (&mut self.uses[slot as usize], is_held(slot));
+                held_of_main = if is_held { held_of_main + 1 } else { 0 };
+                if is_held || *uses > 0 {
                     *uses = uses.saturating_sub(1);
                     self.main.push(slot, &mut self.next);
                 } else {
