@@ -114,7 +114,7 @@ impl Swapper {
         is_cancelled: CancelCheck<'_>,
     ) -> Result<(u64, CopyStats)> {
         let FileRange { file: source, offset, bytes } = *range;
-        self.check_process()?;
+        self.check_open()?;
         let slot_bytes = self.slot_bytes(key, 0, bytes)?;
         let mut stats = CopyStats::default();
         if self.scheduler().has_checksums {

@@ -114,6 +114,11 @@ class Swapper:
         """
         return self._swapper.pinning_error
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the swapper is closed, or belongs to the parent of this forked process."""
+        return self._swapper.is_closed
+
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Store a copy of a tensor under a key.
 
@@ -411,7 +416,7 @@ class Swapper:
         return self._swapper.export(_checked_key(key), whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
 
     def stats(self) -> SwapStats:
-        """Return the counters so far, and how full the swapper is."""
+        """Return the counters so far, and how full the swapper is. They stay readable after :meth:`close`."""
         return SwapStats(**self._swapper.stats())
 
     def keys(self) -> list[str]:
@@ -419,7 +424,10 @@ class Swapper:
         return self._swapper.keys()
 
     def close(self) -> None:
-        """Close the swapper. Its tensors are gone, and waiting callers get a ``ClosedError``."""
+        """Close the swapper. Its tensors are gone, and waiting callers get a ``ClosedError``.
+
+        Later calls raise it as well, except :meth:`stats` and a second ``close``.
+        """
         self._swapper.close()
 
     def __contains__(self, key: object) -> bool:
@@ -434,9 +442,11 @@ class Swapper:
         except ClosedError:
             # After a fork.
             return "<deepnvme.Swapper of the parent process>"
-        return f"<deepnvme.Swapper, items={stats.items}, memory_bytes={stats.memory_bytes}>"
+        state = ", closed" if self.is_closed else ""
+        return f"<deepnvme.Swapper, items={stats.items}, memory_bytes={stats.memory_bytes}{state}>"
 
     def __enter__(self) -> Self:
+        self._swapper.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:
