@@ -305,21 +305,20 @@ def test_closed(swapper: Make, tmp_path: Path) -> None:
     with mine.borrow("a") as borrowed:
         mine.close()
         assert borrowed.eq(1).all()
-    calls: list[Callable[[], object]] = [
-        lambda: mine.put("b", torch.ones(1)),
-        lambda: mine.create("b", (1,), torch.float32).__enter__(),
-        lambda: mine.borrow("a").__enter__(),
-        *(lambda: mine.read("a", 0, torch.empty(1)), lambda: mine.write("a", 0, torch.ones(1))),
-        *(lambda: mine.prefetch([]), lambda: mine.prefetch(["a"])),
-        *(lambda: mine.schedule([]), lambda: mine.schedule(["a"])),
-        *(lambda: mine.delete("a"), mine.flush, lambda: mine.flush([])),
-        *(lambda: mine.extents("a"), lambda: mine.attach("b", tmp_path / "file", 0, 1)),
-        *(lambda: mine.export("a", file.fileno()), lambda: mine.import_("b", file.fileno(), 0, 1)),
-        *(mine.keys, lambda: len(mine), lambda: "a" in mine, lambda: bool(mine), mine.__enter__),
-    ]
-    with (tmp_path / "file").open("w+b") as file:
-        file.write(b"1")
-        file.flush()
+    (tmp_path / "file").write_bytes(b"1")
+    with (tmp_path / "file").open("r+b") as file:
+        calls: list[Callable[[], object]] = [
+            lambda: mine.put("b", torch.ones(1)),
+            lambda: mine.create("b", (1,), torch.float32).__enter__(),
+            lambda: mine.borrow("a").__enter__(),
+            *(lambda: mine.read("a", 0, torch.empty(1)), lambda: mine.write("a", 0, torch.ones(1))),
+            *(lambda: mine.prefetch([]), lambda: mine.prefetch(["a"])),
+            *(lambda: mine.schedule([]), lambda: mine.schedule(["a"])),
+            *(lambda: mine.delete("a"), mine.flush, lambda: mine.flush([])),
+            *(lambda: mine.extents("a"), lambda: mine.attach("b", tmp_path / "file", 0, 1)),
+            *(lambda: mine.export("a", file.fileno()), lambda: mine.import_("b", file.fileno(), 0, 1)),
+            *(mine.keys, lambda: len(mine), lambda: "a" in mine, lambda: bool(mine), mine.__enter__),
+        ]
         for index, call in enumerate(calls):
             with pytest.raises(ClosedError, match="the swapper is closed"):
                 pytest.fail(f"call {index} returned {call()!r}")
