@@ -46,7 +46,7 @@ class Swapper:
     Args:
         swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. A missing folder is
             created. The file is private, and unnamed where the file system supports that. It vanishes with the
-            swapper, also after a crash.
+            swapper, even after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read. Default False.
         named: give the file a name (``.deepnvme-swap-...``), for programs that open it by name. Default False.
@@ -130,7 +130,7 @@ class Swapper:
             tensor: any dtype, shape and strides, on the CPU or on a GPU.
 
         Raises:
-            MemoryError: it is larger than all memory; the message states how much is enough.
+            MemoryError: the tensor is larger than the swapper's ``memory``; the message states how much is enough.
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
             TypeError: it is not a tensor, or not one block of memory (sparse, nested, quantised).
@@ -162,7 +162,8 @@ class Swapper:
         Raises:
             TypeError: ``dtype`` is not a ``torch.dtype``, or a dimension is not an integer.
             ValueError: a dimension is negative.
-            MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
+            MemoryError: the tensor is larger than the swapper's ``memory``. This and the following errors are raised
+                when the block begins.
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
 
@@ -186,7 +187,7 @@ class Swapper:
     def borrow(self, key: str, *, shared: bool = False) -> Borrowed:
         """Borrow a tensor for a ``with`` block, without a copy.
 
-        The block has exclusive access. The tensor is written back later, also if the block raises, unless
+        The block has exclusive access. The tensor is written back later, even if the block raises, unless
         ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it, and none may change it.
         A block that did raises at its end, and the change is kept, except that of an attached tensor. The view is
         invalid after the block: its memory is reused. Copy the values to keep.
@@ -199,7 +200,7 @@ class Swapper:
             A :class:`Borrowed`, whose block gets the tensor.
 
         Raises:
-            KeyError: the key does not exist. This and the following errors are raised where the block begins.
+            KeyError: the key does not exist. This and the following errors are raised when the block begins.
             OSError: it cannot be read, or tensors cannot be written to make room.
             CorruptFileError: with checksums, the bytes differ from those that were written.
             RuntimeError: this thread holds the tensors that it would wait for.
