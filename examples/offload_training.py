@@ -16,16 +16,16 @@ import deepnvme
 
 
 def main(folder: Path) -> None:
-    """Train a residual network whose state is many times the memory that it gets."""
+    """Train a network whose state is many times the memory that it gets."""
     torch.manual_seed(0)
     blocks = [torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.GELU()) for _ in range(12)]
     model = torch.nn.Sequential(*blocks, torch.nn.Linear(512, 1))
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
-    print(f"{nbytes / 1e6:.0f} MB of parameters, as much of gradients, {2 * nbytes / 1e6:.0f} MB of moments")
+    print(f"{nbytes / 1e6:.0f} MB of parameters, the same of gradients, {2 * nbytes / 1e6:.0f} MB of moments")
 
     # From here on a block's parameters are in memory only while the block runs.
     offloading = deepnvme.offload_parameters(model, memory="4MB", swap_dir=folder)
-    # The optimizer keeps its state on disk, and the gradients as soon as autograd has made them.
+    # The optimizer keeps its state on disk, and moves gradients there as soon as autograd has made them.
     optimizer = deepnvme.optim.AdamW(model.parameters(), lr=1e-4, swap_dir=folder, memory="4MB", swap_gradients=True)
     offloading.attach(optimizer)
 

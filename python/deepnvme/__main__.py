@@ -17,7 +17,7 @@ def main() -> int:
         # Commands with models run in Python. Rust parses the arguments of all commands.
         command = _python_command(sys.argv[1:])
         if command is not None:
-            # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, also while
+            # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, even while
             # layers are read from disk. This shorter spin only bridges the gaps within a layer.
             os.environ.setdefault("GOMP_SPINCOUNT", "3000")
             try:

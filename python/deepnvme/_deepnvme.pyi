@@ -340,7 +340,7 @@ class Engine:
             The number of bytes of all tensors.
 
         Raises:
-            TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
+            TypeError, ValueError: an item is invalid (the message says which), or two tensors share memory.
             deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
 
         Example:
@@ -433,7 +433,7 @@ class Engine:
     def trace(self, path: _Name) -> Trace:
         """Record the engine's work during a ``with`` block, and write it to a file.
 
-        The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
+        The file appears complete when the block ends, even if the block raises. Several traces may run at once. Each
         records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
         recording costs nothing.
 
@@ -585,9 +585,9 @@ class Transfer:
     def done(self) -> bool:
         """Return whether the request is done: it succeeded, failed or was cancelled. Never blocks."""
     def progress(self) -> Progress:
-        """Return the request's progress, also while it is in flight."""
+        """Return the request's progress, even while it is in flight."""
     def cancel(self) -> bool:
-        """Cancel the part that is not started yet.
+        """Cancel the part that has not started yet.
 
         Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the
         started part is done. A cancelled write leaves the file half written.
@@ -1238,7 +1238,7 @@ def read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
         The number of bytes of all tensors.
 
     Raises:
-        TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
+        TypeError, ValueError: an item is invalid (the message says which), or two tensors share memory.
         deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
 
     Example:
@@ -1334,7 +1334,7 @@ def stats() -> Stats:
 def trace(path: _Name) -> Trace:
     """Record the engine's work during a ``with`` block, and write it to a file.
 
-    The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
+    The file appears complete when the block ends, even if the block raises. Several traces may run at once. Each
     records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
     recording costs nothing.
 
@@ -1490,6 +1490,9 @@ class _Swapper:
     ) -> Self: ...
     @property
     def pinning_error(self) -> str | None: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def check_open(self) -> None: ...
     def capsule(self) -> object: ...
     def create(self, key: str, nbytes: int) -> _Borrowed: ...
     def borrow(self, key: str, exclusive: bool) -> _Borrowed: ...

@@ -13,14 +13,15 @@ from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
 from deepnvme._utils.arguments import WHOLE_MAX, check_engine, whole
 from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import public
-from deepnvme.errors import InvalidArgumentError
+from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
     from typing import BinaryIO, Literal, TypeAlias
 
     import torch
-    from typing_extensions import Buffer
+    from typing_extensions import Buffer, Self
 
     from deepnvme._deepnvme import Engine
 
@@ -135,6 +136,20 @@ class _FileBase(_BinaryFile, Generic[_Handle]):
         msg = "detach"
         raise io.UnsupportedOperation(msg)
 
+    # Python's base class would raise a plain ValueError in a closed file.
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __iter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def writelines(self, lines: Iterable[Buffer], /) -> None:
+        """Write each of ``lines``."""
+        self._check_open()
+        super().writelines(lines)
+
     def __reduce_ex__(self, _protocol: object) -> NoReturn:
         """Refuse: a copy would share the open file, and close it."""
         msg = f"a {type(self).__name__} is neither copied nor pickled; open the file a second time"
@@ -146,7 +161,7 @@ class _FileBase(_BinaryFile, Generic[_Handle]):
         if handle is None:
             path = os.fsdecode(self._path) if isinstance(self._path, bytes | str) else self._path
             msg = f"{path}: I/O operation on closed file; open it again"
-            raise InvalidArgumentError(msg)
+            raise ClosedError(msg)
         return handle
 
     def _check_open(self) -> None:

@@ -49,7 +49,7 @@ def __dir__() -> list[str]:
 class Error(OSError):
     """A transfer failed. ``errno``, ``strerror`` and ``filename`` have the meanings of :class:`OSError`.
 
-    For a full disk, ``errno`` is ``errno.ENOSPC``, and the message has the bytes that are needed and free.
+    For a full disk, ``errno`` is ``errno.ENOSPC``. The message says how many bytes are needed, and how many are free.
 
     Attributes:
         offset: byte offset of the failure in the file; ``None`` if it has none.
@@ -200,7 +200,7 @@ class CancelledError(Error):
 
 
 class ClosedError(Error, ValueError):
-    """The engine, file or other object is closed, or belongs to the parent of this forked process.
+    """The engine, file, swapper, model or other object is closed, or belongs to the parent of this forked process.
 
     Example:
         >>> engine = deepnvme.Engine()

@@ -121,7 +121,7 @@ Returns:
     The number of bytes of all tensors.
 
 Raises:
-    TypeError, ValueError: an item is invalid; the message says which. Or two tensors share memory.
+    TypeError, ValueError: an item is invalid (the message says which), or two tensors share memory.
     deepnvme.Error: as from ``read``; ``filename`` and ``offset`` say where.
 
 Example:
@@ -210,7 +210,7 @@ Example:
     (trace) => {
         r#"Record the engine's work during a ``with`` block, and write it to a file.
 
-The file appears complete when the block ends, also if the block raises. Several traces may run at once. Each
+The file appears complete when the block ends, even if the block raises. Several traces may run at once. Each
 records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
 recording costs nothing.
 

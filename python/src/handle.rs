@@ -4,7 +4,6 @@
 use std::sync::Mutex;
 
 use deepnvme_mem::sync::ignore_poison;
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use crate::error;
@@ -36,7 +35,7 @@ impl<T: Send> Handle<T> {
         });
         match result {
             Some(result) => error::check(py, result),
-            None => Err(PyValueError::new_err("I/O operation on closed file")),
+            None => Err(error::plain(py, "ClosedError", "I/O operation on closed file; open it again".into())),
         }
     }
 

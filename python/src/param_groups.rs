@@ -21,7 +21,7 @@ pub(crate) fn _call_with_params<'py>(
     let narrowed =
         groups.iter().try_for_each(|group| group.set_item(name, lists.next().unwrap_or_else(|| PyList::empty(py))));
     let result = narrowed.and_then(|()| function.call0());
-    // All of them, also if one refuses.
+    // All of them, even if one refuses.
     let restored: Vec<_> = groups.iter().zip(own).map(|(group, list)| group.set_item(name, list)).collect();
     let result = result?;
     restored.into_iter().collect::<PyResult<()>>()?;

@@ -159,13 +159,23 @@ impl PySwapper {
     }
 
     fn contains(&self, py: Python<'_>, key: &str) -> PyResult<bool> {
-        self.swapper.check_process().map_err(|error| to_exception(py, &error))?;
+        self.check_open(py)?;
         Ok(py.detach(|| self.swapper.contains(key)))
     }
 
     fn keys(&self, py: Python<'_>) -> PyResult<Vec<String>> {
-        self.swapper.check_process().map_err(|error| to_exception(py, &error))?;
+        self.check_open(py)?;
         Ok(py.detach(|| self.swapper.keys()))
+    }
+
+    fn check_open(&self, py: Python<'_>) -> PyResult<()> {
+        self.swapper.check_open().map_err(|error| to_exception(py, &error))
+    }
+
+    /// Whether the swapper is closed, or belongs to the parent process.
+    #[getter]
+    fn is_closed(&self) -> bool {
+        self.swapper.check_open().is_err()
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

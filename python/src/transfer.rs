@@ -88,7 +88,7 @@ impl PyTransfer {
         self.outcome.get().is_some()
     }
 
-    /// Return the request's progress, also while it is in flight.
+    /// Return the request's progress, even while it is in flight.
     fn progress(&self) -> Progress {
         let bytes_total = self.bytes_total;
         self.handle_completion();
@@ -100,7 +100,7 @@ impl PyTransfer {
         }
     }
 
-    /// Cancel the part that is not started yet.
+    /// Cancel the part that has not started yet.
     ///
     /// Returns True if anything was cancelled. ``result`` then raises ``deepnvme.errors.CancelledError`` once the
     /// started part is done. A cancelled write leaves the file half written.

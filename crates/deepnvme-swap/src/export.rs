@@ -21,7 +21,7 @@ use crate::swapper::Swapper;
 
 /// Bytes per copy through memory.
 const COPY_BYTES: u64 = 8 << 20;
-/// Bytes per copy inside the kernel, which nothing stops: a fraction of a second, also on a slow disk.
+/// Bytes per copy inside the kernel, which nothing stops: a fraction of a second, even on a slow disk.
 const KERNEL_COPY_BYTES: usize = 32 << 20;
 
 /// How bytes were copied between files.
@@ -62,8 +62,8 @@ impl Swapper {
     /// Copies an item into a file, at `offset`. Changes are written back first, and the item cannot change meanwhile.
     ///
     /// # Errors
-    /// As [`extents`](Self::extents), also if the item is deleted before it is written back; `Io` if the file cannot be
-    /// written; `Interrupted` and `Closed`, also in the middle of the copy. Part of it is in the file then.
+    /// As [`extents`](Self::extents), and if the item is deleted before it is written back; `Io` if the file cannot be
+    /// written; `Interrupted` and `Closed`, even in the middle of the copy. Part of it is in the file then.
     pub fn export(
         &self,
         key: &str,
@@ -105,7 +105,7 @@ impl Swapper {
     ///
     /// # Errors
     /// `Io` if the file is too short or the disk is full; `TooLarge`; `Deadlock`, `Interrupted` and `Closed` as for
-    /// [`create`](Self::create), also in the middle of the copy. The key then has no new item.
+    /// [`create`](Self::create), even in the middle of the copy. The key then has no new item.
     pub fn import(
         &self,
         key: &str,
@@ -114,7 +114,7 @@ impl Swapper {
         is_cancelled: CancelCheck<'_>,
     ) -> Result<(u64, CopyStats)> {
         let FileRange { file: source, offset, bytes } = *range;
-        self.check_process()?;
+        self.check_open()?;
         let slot_bytes = self.slot_bytes(key, 0, bytes)?;
         let mut stats = CopyStats::default();
         if self.scheduler().has_checksums {

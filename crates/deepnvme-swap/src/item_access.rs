@@ -25,6 +25,15 @@ impl Swapper {
         if self.scheduler.creator.is_current() { Ok(()) } else { Err(Error::FORKED) }
     }
 
+    /// Checks that the swapper can be used.
+    ///
+    /// # Errors
+    /// `Closed` after [`close`](Self::close), and in a forked child.
+    pub fn check_open(&self) -> Result<()> {
+        self.check_process()?;
+        if self.scheduler.items.lock().is_closed { Err(Error::CLOSED) } else { Ok(()) }
+    }
+
     pub(crate) fn scheduler(&self) -> &Arc<IoScheduler> {
         &self.scheduler
     }

@@ -128,7 +128,7 @@ impl Swapper {
     /// # Errors
     /// `NotFound`; `ReadOnly` for exclusive access to an attached item; `Io` and `Corrupt` if the item cannot be read,
     /// or memory for it cannot be freed because a write fails; `Deadlock` if the calling thread holds items that it
-    /// would have to wait for; `Interrupted`.
+    /// would have to wait for; `Interrupted`; `Closed`.
     pub fn borrow(&self, key: &str, exclusive: bool, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         self.borrow_key(key, if exclusive { BorrowMode::Exclusive } else { BorrowMode::Shared }, is_cancelled)
     }
@@ -161,9 +161,9 @@ impl Swapper {
     /// Starts to read items that will be borrowed soon, in this order.
     ///
     /// # Errors
-    /// `NotFound` for the first missing key; the keys before it are prefetched.
+    /// `NotFound` for the first missing key; the keys before it are prefetched. `Closed`.
     pub fn prefetch<'a>(&self, keys: impl IntoIterator<Item = &'a str>) -> Result<()> {
-        self.check_process()?;
+        self.check_open()?;
         let mut keys = keys.into_iter();
         let wanted = {
             let mut table = self.scheduler.items.lock();
@@ -181,9 +181,9 @@ impl Swapper {
     /// be created later. An empty order ends the schedule.
     ///
     /// # Errors
-    /// `Closed` in a forked child.
+    /// `Closed`.
     pub fn schedule<'a>(&self, keys: impl IntoIterator<Item = &'a str>, repeats: bool) -> Result<()> {
-        self.check_process()?;
+        self.check_open()?;
         let order = NextUseQueue::new(keys.into_iter().map(Arc::from).collect(), repeats);
         self.scheduler.items.lock().residency.schedule(order);
         self.scheduler.run_or_wake();
@@ -193,7 +193,7 @@ impl Swapper {
     /// Deletes an item, at once or when its last borrow ends.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; `Closed`.
     pub fn delete(&self, key: &str) -> Result<()> {
         let id = self.find(key)?;
         self.scheduler.items.delete(id);
@@ -206,9 +206,9 @@ impl Swapper {
     ///
     /// # Errors
     /// `NotFound`; `Io` if a write fails: the item stays in memory, and the next flush tries again; `Deadlock` if the
-    /// calling thread has borrowed one of them exclusively; `Interrupted`.
+    /// calling thread has borrowed one of them exclusively; `Interrupted`; `Closed`.
     pub fn flush(&self, keys: Option<&[&str]>, is_cancelled: CancelCheck<'_>) -> Result<()> {
-        self.check_process()?;
+        self.check_open()?;
         let ids: Vec<(ItemId, Arc<str>)> = match keys {
             Some(keys) => keys.iter().map(|key| Ok((self.find(key)?, Arc::from(*key)))).collect::<Result<_>>()?,
             None => self.scheduler.items.lock().residency.keys().map(|(key, id)| (id, Arc::clone(key))).collect(),
@@ -230,7 +230,7 @@ impl Swapper {
         is_cancelled: CancelCheck<'_>,
     ) -> Result<ItemId> {
         let AttachedRange { target, offset, bytes, element_bytes } = *range;
-        self.check_process()?;
+        self.check_open()?;
         let file = self.scheduler.disk().open_attached(target, self.scheduler.engine.config().direct)?;
         let file_bytes = file.len()?;
         if offset.checked_add(bytes as u64).is_none_or(|end| end > file_bytes) {
@@ -249,22 +249,22 @@ impl Swapper {
         Ok(id)
     }
 
-    /// Returns whether the key has an item.
+    /// Returns whether the key has an item. A closed swapper has none.
     #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.find(key).is_ok()
     }
 
-    /// Returns the keys, in any order.
+    /// Returns the keys, in any order. A closed swapper has none.
     #[must_use]
     pub fn keys(&self) -> Vec<String> {
-        if self.check_process().is_err() {
+        if self.check_open().is_err() {
             return Vec::new();
         }
         self.scheduler.items.lock().residency.keys().map(|(key, _)| key.to_string()).collect()
     }
 
-    /// Returns the counters since the swapper was created, and its present sizes.
+    /// Returns the counters since the swapper was created, and its present sizes. They stay readable after a close.
     #[must_use]
     pub fn stats(&self) -> SwapStats {
         if self.check_process().is_err() {

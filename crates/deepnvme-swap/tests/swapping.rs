@@ -143,8 +143,14 @@ fn a_closed_swapper_has_no_file_open() {
             swapper.put("new", &Region::from_vec(vec![1; 4096])),
             swapper.attach("again", "", &range, &mut never()).map(|_| ()),
             swapper.extents("disk", &mut never()).map(|_| ()),
+            swapper.prefetch([]),
+            swapper.schedule(["disk"], true),
+            swapper.delete("disk"),
+            swapper.flush(None, &mut never()),
+            swapper.check_open(),
         ];
         assert!(closed.iter().all(|result| matches!(result, Err(Error::Closed(_)))), "{closed:?}");
+        assert!(swapper.keys().is_empty() && !swapper.contains("disk"));
         drop((in_memory, attached));
         swapper.close();
         assert_eq!(descriptors_in(folder), 0);

@@ -50,7 +50,7 @@ class BackgroundSaves:
     def __init__(self) -> None:
         self._running: list[_BackgroundSave] = []
         self._failures: deque[BaseException] = deque()
-        # How many saves were begun. From then on, each ends by itself, also after an error in `start`.
+        # How many saves were begun. From then on, each ends by itself, even after an error in `start`.
         self.begun = 0
         # Also at the end of the program, once its threads have ended.
         weakref.finalize(self, _report_unraised, self._failures, os.getpid())

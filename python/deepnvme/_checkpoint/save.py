@@ -140,7 +140,7 @@ def save(
 
 
 def save_without_warnings(obj: object, path: str | os.PathLike[str]) -> None:
-    """Save a file for a library that loads it itself, also if it has values that ``load`` refuses."""
+    """Save a file for a library that loads it itself, even if it has values that ``load`` refuses."""
     _save_file(obj, path, SaveOptions(), None, None, warns=False)
 
 

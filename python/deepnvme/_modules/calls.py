@@ -132,7 +132,7 @@ def refuse_recording(model: str, arguments: Iterable[Any]) -> None:
 
 
 def with_copies(output: Any, is_view: Callable[[Any], bool]) -> Any:
-    """Replace the tensors in a module's result that are views by copies, also in data classes and simple objects."""
+    """Replace the tensors in a module's result that are views by copies, even in data classes and simple objects."""
 
     def copied(leaf: Any) -> Any:
         if is_view(leaf):

@@ -142,7 +142,7 @@ def _largest(blocks: list[Block]) -> Block | None:
 
 
 def _partitioned(root: nn.Module, memory: int) -> list[Block]:
-    """Find the blocks, also those that need more than the memory."""
+    """Find the blocks, even those that need more than the memory."""
     sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
     limits = Limits(
         group_bytes_max=int(memory * _GROUP_FRACTION),

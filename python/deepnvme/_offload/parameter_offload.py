@@ -72,7 +72,7 @@ class ParameterOffload:
         self._is_filling = True
 
     def _begin(self, model: nn.Module) -> None:
-        """Move the parameters to disk. ``close`` undoes it, also after an error or an interrupt at any point."""
+        """Move the parameters to disk. ``close`` undoes it, even after an error or an interrupt at any point."""
         for group in self._groups:
             self._residence.offload(group)
         for block in self._blocks:
@@ -280,13 +280,15 @@ class ParameterOffload:
         checksums: bool = True,
         progress: ProgressArgument = None,
     ) -> int:
-        """Save the model's state in safetensors files and an index, one shard in memory at a time.
+        """Save the model's state in one or several safetensors files, one in memory at a time.
 
-        ``deepnvme.load(folder, lazy=True)`` and Hugging Face's loaders read them. The index is replaced last, so
-        readers find the old state or the new one.
+        Several files have an index, which is replaced last: readers find the old state or the new one.
+        ``deepnvme.load(path, lazy=True)`` reads one file and several alike. ``deepnvme.load(folder)`` and Hugging
+        Face's loaders find them if the name is ``model.safetensors``.
 
         Args:
-            path: ``*.safetensors``. Shards get a number before the suffix, the index ``.index.json`` after it.
+            path: ``*.safetensors``, in a folder that exists. Each of several files has a number before the suffix. The
+                index has ``.index.json`` after it.
             max_shard_bytes: bytes of one file, held in memory while it is written, in addition to ``memory``. Default:
                 a quarter of ``memory``.
             durability: as in :func:`deepnvme.save`.
@@ -298,6 +300,8 @@ class ParameterOffload:
 
         Raises:
             ClosedError: offloading was closed, or the model is gone.
+            ValueError: ``path`` does not end with ``.safetensors``, ``max_shard_bytes`` is no size, or ``durability``
+                is unknown.
             deepnvme.Error: the disk or the file system failed.
         """
         self._check_open()

@@ -70,7 +70,7 @@ class Residence:
         self.gathered_depths: dict[int, int] = {}
 
     def offload(self, group: ParameterGroup) -> None:
-        """Move the parameters of a group to disk and free their memory. ``restore`` undoes it, also half of it."""
+        """Move the parameters of a group to disk and free their memory. ``restore`` undoes it, even half of it."""
         flat = torch.zeros(group.nbytes, dtype=torch.uint8)
         for member in group.members:
             member.view(flat).copy_(member.parameter.data)

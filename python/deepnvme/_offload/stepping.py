@@ -214,7 +214,7 @@ class OptimizerStepper:
         self._is_begun = True
 
     def _sort_parameters(self, optimizer: torch.optim.Optimizer) -> None:
-        """Find the group of each parameter, also of those that were added since the step began."""
+        """Find the group of each parameter, even of those that were added since the step began."""
         for index, param_group in enumerate(optimizer.param_groups):
             for one in param_group["params"]:
                 if id(one) in self._known:

@@ -88,7 +88,7 @@ class ParameterBinding:
         ]
         self._lock = make_lock()
         self._users = 0
-        # The tensors of the current calls, as they were before. `None` also after an interrupt.
+        # The tensors of the current calls, as they were before. `None` even after an interrupt.
         self._bound: _Bound | None = None
         self._changed = changed
         for weight, placeholder in zip(self._weights, self._placeholders, strict=True):

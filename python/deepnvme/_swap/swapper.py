@@ -46,7 +46,7 @@ class Swapper:
     Args:
         swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. A missing folder is
             created. The file is private, and unnamed where the file system supports that. It vanishes with the
-            swapper, also after a crash.
+            swapper, even after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read. Default False.
         named: give the file a name (``.deepnvme-swap-...``), for programs that open it by name. Default False.
@@ -114,6 +114,11 @@ class Swapper:
         """
         return self._swapper.pinning_error
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the swapper is closed, or belongs to the parent of this forked process."""
+        return self._swapper.is_closed
+
     def put(self, key: str, tensor: torch.Tensor) -> None:
         """Store a copy of a tensor under a key.
 
@@ -125,7 +130,7 @@ class Swapper:
             tensor: any dtype, shape and strides, on the CPU or on a GPU.
 
         Raises:
-            MemoryError: it is larger than all memory; the message states how much is enough.
+            MemoryError: the tensor is larger than the swapper's ``memory``; the message states how much is enough.
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
             TypeError: it is not a tensor, or not one block of memory (sparse, nested, quantised).
@@ -157,7 +162,8 @@ class Swapper:
         Raises:
             TypeError: ``dtype`` is not a ``torch.dtype``, or a dimension is not an integer.
             ValueError: a dimension is negative.
-            MemoryError: it is larger than all memory. This and the following errors are raised where the block begins.
+            MemoryError: the tensor is larger than the swapper's ``memory``. This and the following errors are raised
+                when the block begins.
             OSError: the disk is full, or tensors cannot be written to make room.
             RuntimeError: this thread holds the tensors that it would wait for.
 
@@ -181,7 +187,7 @@ class Swapper:
     def borrow(self, key: str, *, shared: bool = False) -> Borrowed:
         """Borrow a tensor for a ``with`` block, without a copy.
 
-        The block has exclusive access. The tensor is written back later, also if the block raises, unless
+        The block has exclusive access. The tensor is written back later, even if the block raises, unless
         ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it, and none may change it.
         A block that did raises at its end, and the change is kept, except that of an attached tensor. The view is
         invalid after the block: its memory is reused. Copy the values to keep.
@@ -194,7 +200,7 @@ class Swapper:
             A :class:`Borrowed`, whose block gets the tensor.
 
         Raises:
-            KeyError: the key does not exist. This and the following errors are raised where the block begins.
+            KeyError: the key does not exist. This and the following errors are raised when the block begins.
             OSError: it cannot be read, or tensors cannot be written to make room.
             CorruptFileError: with checksums, the bytes differ from those that were written.
             RuntimeError: this thread holds the tensors that it would wait for.
@@ -411,7 +417,7 @@ class Swapper:
         return self._swapper.export(_checked_key(key), whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
 
     def stats(self) -> SwapStats:
-        """Return the counters so far, and how full the swapper is."""
+        """Return the counters so far, and how full the swapper is. They stay readable after :meth:`close`."""
         return SwapStats(**self._swapper.stats())
 
     def keys(self) -> list[str]:
@@ -419,7 +425,10 @@ class Swapper:
         return self._swapper.keys()
 
     def close(self) -> None:
-        """Close the swapper. Its tensors are gone, and waiting callers get a ``ClosedError``."""
+        """Close the swapper. Its tensors are gone, and waiting callers get a ``ClosedError``.
+
+        Later calls raise it as well, except :meth:`stats` and a second ``close``.
+        """
         self._swapper.close()
 
     def __contains__(self, key: object) -> bool:
@@ -434,9 +443,11 @@ class Swapper:
         except ClosedError:
             # After a fork.
             return "<deepnvme.Swapper of the parent process>"
-        return f"<deepnvme.Swapper, items={stats.items}, memory_bytes={stats.memory_bytes}>"
+        state = ", closed" if self.is_closed else ""
+        return f"<deepnvme.Swapper, items={stats.items}, memory_bytes={stats.memory_bytes}{state}>"
 
     def __enter__(self) -> Self:
+        self._swapper.check_open()
         return self
 
     def __exit__(self, *_: object) -> None:

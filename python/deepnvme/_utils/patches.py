@@ -1,4 +1,4 @@
-"""Changes to other libraries: objects that are replaced until it is undone, also in modules that are imported later."""
+"""Changes to other libraries: objects that are replaced until it is undone, even in modules that are imported later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`install()` and `uninstall()`: make an installed DeepSpeed use this engine, and undo it."""
+"""`install()` and `uninstall()`: make an installed DeepSpeed use deepnvme, and undo it."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ _switch = _Switch()
 
 @public_in("deepnvme.deepspeed")
 def install() -> None:
-    """Make DeepSpeed use this engine for `async_io`, `gds`, `pin_memory` and `utils`, in this process and its children.
+    """Make DeepSpeed use deepnvme for `async_io`, `gds`, `pin_memory` and `utils`, in this process and its children.
 
     Call it before `import deepspeed` if possible. A later call also works, except for a script on a machine without a
     GPU that has already imported `UtilsBuilder` from DeepSpeed. From then on nothing is compiled for these ops, and

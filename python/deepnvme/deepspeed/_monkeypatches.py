@@ -115,7 +115,7 @@ def _change_compatible_ops(module: ModuleType, patches: Patches) -> None:
         # Newer versions compute it on first access, with our builders. `uninstall` must remove that result.
         patches.on_undo(lambda: vars(module).pop(name, None))
         return
-    # `deepspeed.ops` has asked all builders at its import, also those that initialise the GPU driver.
+    # `deepspeed.ops` has asked all builders at its import, even those that initialise the GPU driver.
     for op_name, builder in _BY_OP_NAME.items():
         patches.set_item(answers, op_name, builder().is_compatible())
 

@@ -216,7 +216,10 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.new(num_elem, example_tenosr)
 
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
-        """Free a locked tensor and leave it empty. Returns False for any other tensor. Dropping it also frees it."""
+        """Free a locked tensor and leave it empty. Returns False for any other tensor.
+
+        Dropping the last reference to a locked tensor also frees it.
+        """
         return _pinned_tensors.free(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:

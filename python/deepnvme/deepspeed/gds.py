@@ -56,12 +56,15 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.new_on_gpu(num_elem, example_tenosr, self._operations.pin)
 
     def free_pinned_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """Free a tensor of `new_pinned_device_tensor` and leave it empty; returns True. Others are a `ValueError`."""
+        """Free a tensor of `new_pinned_device_tensor` and leave it empty; returns True.
+
+        Raises `ValueError` for any other tensor.
+        """
         _pinned_tensors.free_on_gpu(tensor)
         return True
 
     def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """Record a GPU tensor that stays the caller's; returns True. `ValueError` if it is already recorded.
+        """Record a GPU tensor that stays the caller's; returns True. Raises `ValueError` if it is already recorded.
 
         If cuFile transfers directly, the memory of a contiguous tensor is registered with it until the tensor is
         unpinned or dropped, or later registrations need the room. Transfers of any part of it then bypass CPU memory.
@@ -71,6 +74,9 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         return True
 
     def unpin_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """Remove a tensor from the record and leave it unchanged; returns True. `ValueError` if it is not recorded."""
+        """Remove a tensor from the record and leave it unchanged; returns True.
+
+        Raises `ValueError` if it is not recorded.
+        """
         _pinned_tensors.unpin(tensor)
         return True

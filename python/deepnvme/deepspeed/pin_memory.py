@@ -28,7 +28,10 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.new(num_elem, example_tensor)
 
     def free_cpu_locked_tensor(self, locked_tensor: torch.Tensor) -> bool:
-        """Free a locked tensor and leave it empty. Returns False for any other tensor. Dropping it also frees it."""
+        """Free a locked tensor and leave it empty. Returns False for any other tensor.
+
+        Dropping the last reference to a locked tensor also frees it.
+        """
         return _pinned_tensors.free(locked_tensor)
 
     def free_cpu_locked_tensor_by_ptr(self, address: int) -> bool:

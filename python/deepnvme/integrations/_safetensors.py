@@ -28,7 +28,7 @@ _NAMES = {
 
 
 class TensorFile:
-    """A safetensors file whose tensors are read on request, also by several threads at once."""
+    """A safetensors file whose tensors are read on request, even by several threads at once."""
 
     def __init__(
         self, filename: str | os.PathLike[str], framework: str = "pt", device: Any = "cpu", **_backend: Any

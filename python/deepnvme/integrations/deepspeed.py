@@ -1,7 +1,7 @@
 """A checkpoint engine for DeepSpeed.
 
 ``engine.save_checkpoint`` writes its usual files as standard torch archives: durable, replaced atomically, and with
-checksums. DeepSpeed loads them with or without this engine.
+checksums. DeepSpeed loads them with or without deepnvme.
 
 Example::
 

@@ -312,7 +312,7 @@ def _placements_with_state(store: SwapStore, group: StateGroup) -> list[Placemen
 
 
 def _name(optimizer: SteppingOptimizer) -> str:
-    """Return the name of the optimizer class, also for derived classes."""
+    """Return the name of the optimizer class, even for derived classes."""
     return next(kind.__name__ for kind in type(optimizer).__mro__ if kind.__module__.startswith("deepnvme.optim"))
 
 

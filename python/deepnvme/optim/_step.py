@@ -245,7 +245,7 @@ class SteppingOptimizer(OptimizerBase):
             )
 
     def _noise_seed(self, group: ParamGroup) -> int:
-        # Different noise in each step, also without step counts, and reproducible after a restart.
+        # Different noise in each step, even without step counts, and reproducible after a restart.
         return int(self._seed << 32 | group.get(STEP_COUNT, 0)) & (1 << 64) - 1
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:

@@ -189,13 +189,13 @@ assert not pending.done()
     ),
     (WITH, "exit"): (FIRST, SMALL + "leave(lambda: pending.__exit__(None, None, None), started)"),
     (FILE_READ, "close"): (
-        "returns its bytes; the next call raises `ValueError`",
+        "returns its bytes; the next call raises `ClosedError`",
         """
 reader = deepnvme.open("big", engine=engine)
 soon(reader.close, started)
 assert returns(lambda: reader.read(64 << 20)) == bytes(64 << 20)
-raises(ValueError, lambda: reader.read(1))
-raises(ValueError, lambda: reader.readinto(bytearray(1)))
+raises(errors.ClosedError, lambda: reader.read(1))
+raises(errors.ClosedError, lambda: reader.readinto(bytearray(1)))
 """,
     ),
     (FILE_READ, "Ctrl-C"): (
@@ -227,8 +227,8 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
         "reader = deepnvme.open('big', engine=engine)\nleave(lambda: reader.readinto(data), started)",
     ),
     (FILE_WRITE, "close"): (
-        "raises `ValueError`",
-        WRITER + "soon(writer.close, started)\nraises(ValueError, lambda: writer.write(data))",
+        "raises `ClosedError`",
+        WRITER + "soon(writer.close, started)\nraises(errors.ClosedError, lambda: writer.write(data))",
     ),
     (FILE_WRITE, "Ctrl-C"): (
         "raises; in a `with` block no file appears",

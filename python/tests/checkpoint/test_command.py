@@ -128,6 +128,13 @@ def test_verify_tells_sound_files_from_damaged_ones(tmp_path: Path, state: dict[
     assert first["bytes"] > 600 * 600 * 4
     assert second["verdict"] == "damaged"
     assert "at offset" in second["finding"]
+    # Nothing of a damaged file counts as compared, of a list of files as little as of a file.
+    assert (second["coverage"], second["bytes"]) == ("nothing", 0)
+    deepnvme.save(state, tmp_path / "several.safetensors", max_shard_bytes="1MB")
+    index = tmp_path / "several.safetensors.index.json"
+    index.write_text(index.read_text().replace("shard", "SHARD").replace('"weight_map"', '"weight_map" ', 1))
+    (listed,) = json.loads(run("verify", index, "--json")[1])["files"]
+    assert (listed["verdict"], listed["coverage"], listed["bytes"]) == ("damaged", "nothing", 0)
 
 
 def test_verify_of_a_folder_sees_all_its_files(tmp_path: Path, state: dict[str, torch.Tensor]) -> None:

@@ -136,3 +136,20 @@ def test_saved_without_being_in_memory(tmp_path: Path, max_shard_bytes: Any) -> 
     assert model.state_dict()["embed.weight"].isfinite().all(), "state dicts are whole still"
     with pytest.raises(ValueError, match="safetensors"):
         offloading.save(folder / "model.pt")
+
+
+@pytest.mark.parametrize("max_shard_bytes", ["100KiB", "1GB"])
+def test_a_saved_path_and_a_folder_of_the_usual_name_load(tmp_path: Path, max_shard_bytes: str) -> None:
+    model: Any = Model()
+    names = model.state_dict().keys()
+    offloading = deepnvme.offload_parameters(model, memory=MEMORY, swap_dir=tmp_path)
+    for name, is_found in (("model.safetensors", True), ("other.safetensors", False)):
+        folder = tmp_path / name.removesuffix(".safetensors")
+        folder.mkdir()
+        offloading.save(folder / name, max_shard_bytes=max_shard_bytes)
+        assert deepnvme.load(folder / name, lazy=True).keys() == names
+        if is_found:
+            assert deepnvme.load(folder, lazy=True).keys() == names
+        else:
+            with pytest.raises(deepnvme.errors.NotFoundError, match="name a file in it"):
+                deepnvme.load(folder, lazy=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import gc
 import importlib.util
@@ -16,7 +17,18 @@ import pytest
 
 import deepnvme
 
-from .blocks import ELSEWHERE, SHELL, PageError, Session, commands, is_elsewhere, read_page, run_here, run_process
+from .blocks import (
+    ELSEWHERE,
+    SHELL,
+    Block,
+    PageError,
+    Session,
+    commands,
+    is_elsewhere,
+    read_page,
+    run_here,
+    run_process,
+)
 
 if TYPE_CHECKING:
     from forked_python import ForkedPython
@@ -61,6 +73,41 @@ def test_blocks_are_counted() -> None:
     sys.stdout.write("\n".join([*skipped, "commands that run elsewhere:", *elsewhere]) + "\n")
     assert len(fenced) > 30
     assert len(skipped) <= SKIPPED_MAX
+
+
+def names_of(block: Block) -> tuple[set[str], set[str]]:
+    """Return the names that a block of Python defines, and those that it uses."""
+    defined: set[str] = set()
+    used: set[str] = set()
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.Name):
+            (used if isinstance(node.ctx, ast.Load) else defined).add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.arg):
+            defined.add(node.arg)
+        elif isinstance(node, ast.alias):
+            defined.add((node.asname or node.name).split(".")[0])
+    return defined, used
+
+
+@pytest.mark.parametrize(("name", "process"), PROCESSES, ids=[":".join(each).rstrip(":") for each in PROCESSES])
+def test_pasted_blocks_lack_no_name(name: str, process: str) -> None:
+    """A set-up that readers do not see defines only names that a comment calls the reader's own."""
+    hidden: set[str] = set()
+    visible: set[str] = set()
+    for block in PAGES[name].of(process):
+        if block.language not in ("python", "setup"):
+            continue
+        defined, used = names_of(block)
+        if block.language == "setup":
+            hidden |= defined
+            continue
+        visible |= defined
+        lacking = used & hidden - visible
+        # Those of an earlier block are the reader's own in the later ones.
+        assert not lacking or re.search(r"#.*\b(your|you have)\b", block.text), f"{block.place}: {sorted(lacking)}"
+        visible |= lacking
 
 
 @functools.cache

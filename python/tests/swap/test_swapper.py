@@ -297,15 +297,34 @@ def test_gradients_are_put_accumulated_and_consumed(swapper: Make) -> None:
             assert moment.eq(6).all()
 
 
-def test_closed(swapper: Make) -> None:
+def test_closed(swapper: Make, tmp_path: Path) -> None:
     mine = swapper()
     mine.put("a", torch.ones(4))
+    mine.flush()
+    written = mine.stats().bytes_written
     with mine.borrow("a") as borrowed:
         mine.close()
         assert borrowed.eq(1).all()
-    for call in (lambda: mine.put("b", torch.ones(1)), lambda: mine.borrow("a").__enter__(), mine.flush):
-        with pytest.raises(ClosedError):
-            call()
+    (tmp_path / "file").write_bytes(b"1")
+    with (tmp_path / "file").open("r+b") as file:
+        calls: list[Callable[[], object]] = [
+            lambda: mine.put("b", torch.ones(1)),
+            lambda: mine.create("b", (1,), torch.float32).__enter__(),
+            lambda: mine.borrow("a").__enter__(),
+            *(lambda: mine.read("a", 0, torch.empty(1)), lambda: mine.write("a", 0, torch.ones(1))),
+            *(lambda: mine.prefetch([]), lambda: mine.prefetch(["a"])),
+            *(lambda: mine.schedule([]), lambda: mine.schedule(["a"])),
+            *(lambda: mine.delete("a"), mine.flush, lambda: mine.flush([])),
+            *(lambda: mine.extents("a"), lambda: mine.attach("b", tmp_path / "file", 0, 1)),
+            *(lambda: mine.export("a", file.fileno()), lambda: mine.import_("b", file.fileno(), 0, 1)),
+            *(mine.keys, lambda: len(mine), lambda: "a" in mine, lambda: bool(mine), mine.__enter__),
+        ]
+        for index, call in enumerate(calls):
+            with pytest.raises(ClosedError, match="the swapper is closed"):
+                pytest.fail(f"call {index} returned {call()!r}")
+    assert repr(mine).endswith(", closed>")
+    assert mine.is_closed
+    assert mine.stats().bytes_written >= written > 0
     mine.close()
 
 

@@ -74,7 +74,7 @@ fn is_pending(path: &Path, stat: &Stat, private: &str, name: &str, entry: &Manif
 /// Returns the latest modification time of the files of a checkpoint that has no parts, in nanoseconds since 1970.
 ///
 /// # Errors
-/// The error of the kernel, also if a file is missing.
+/// The error of the kernel, even if a file is missing.
 pub(super) fn written_ns(folder: &Path, entry: &ManifestEntry) -> IoResult<i64> {
     let modified_ns = |path: &Path| {
         // NFS refreshes the time of a file that other machines wrote when it is opened.

@@ -72,9 +72,9 @@ pub struct Verification {
     pub finding: Option<String>,
     /// The kernel's error number, if it is unreadable.
     pub errno: Option<i32>,
-    /// The part that was verified.
+    /// The part that was compared and found sound: nothing unless the verdict is sound.
     pub coverage: Coverage,
-    /// Bytes that were verified.
+    /// Bytes that were compared and found sound: 0 unless the verdict is sound.
     pub bytes: u64,
     /// Duration in seconds.
     pub seconds: f64,
@@ -116,7 +116,7 @@ pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
         Ok(Some(listed)) => verifier.verify_history(path, &listed),
         // Other programs put files of this name next to a model.
         Err(error @ deepnvme_checkpoint::Error::Manifest { .. }) if find_files(path).is_err() => {
-            Ok(vec![of_list(&path.join(history::MANIFEST), 0, &error)])
+            Ok(vec![of_list(&path.join(history::MANIFEST), &error)])
         }
         // A file, a folder without a manifest, or a folder whose verification will report the error.
         Ok(None) | Err(_) if fs::is_folder(path) => verifier.verify_folder(path),
@@ -202,7 +202,7 @@ impl Verifier<'_> {
                 Ok(None) => return Ok(None),
                 Ok(Some(set)) => self.verify_set(path, set),
                 // An invalid list is a finding about the list.
-                Err(error @ deepnvme_checkpoint::Error::Format { .. }) => Ok(vec![of_list(path, 0, error)]),
+                Err(error @ deepnvme_checkpoint::Error::Format { .. }) => Ok(vec![of_list(path, error)]),
                 Err(_) => return set.map(|_| None).map_err(failed),
             };
             if is_sound(&found) || matches!(found, Err(Error::Interrupted)) || replacements == REPLACEMENTS_MAX {
@@ -225,7 +225,7 @@ impl Verifier<'_> {
                 (SealState::Unsealed, _) => found.push(without_checksum(path)),
                 (_, Ok(())) => found.push(compared(path, Instant::now(), Ok((*bytes, Coverage::File)))?),
                 // Its files are unknown.
-                (_, Err(error)) => return Ok(vec![of_list(path, *bytes, &error)]),
+                (_, Err(error)) => return Ok(vec![of_list(path, &error)]),
             }
         }
         for file in &set.files {
@@ -292,9 +292,8 @@ pub(super) fn unverified(path: &Path, verdict: Verdict, finding: String) -> Veri
 }
 
 /// Reports the damage of a list of files.
-fn of_list(path: &Path, bytes: u64, error: &deepnvme_checkpoint::Error) -> Verification {
-    let verdict = verdict(error).unwrap_or(Verdict::Damaged);
-    Verification { bytes, ..unverified(path, verdict, finding(path, error)) }
+fn of_list(path: &Path, error: &deepnvme_checkpoint::Error) -> Verification {
+    unverified(path, verdict(error).unwrap_or(Verdict::Damaged), finding(path, error))
 }
 
 /// Reports a list without a checksum, written by another program: a missing entry cannot be detected.

@@ -1,4 +1,4 @@
-//! Atomic replacement: a name refers to the old content or to the new one, also after a crash.
+//! Atomic replacement: a name refers to the old content or to the new one, even after a crash.
 //!
 //! - `replacement` replaces one file or stripe set.
 //! - `set` replaces several files and the index that lists them.

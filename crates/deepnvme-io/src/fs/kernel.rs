@@ -148,7 +148,7 @@ pub fn remove_folder(path: &Path) -> Result<(), Errno> {
 /// Returns the names in a folder, without `.` and `..`, in any order.
 ///
 /// # Errors
-/// The kernel's error, also of the close: the names may then be incomplete.
+/// The kernel's error, even of the close: the names may then be incomplete.
 pub fn entries(folder: &Path) -> Result<Vec<OsString>, Errno> {
     names_in(open(folder, OFlags::RDONLY | OFlags::DIRECTORY, 0)?)
 }
@@ -216,7 +216,7 @@ pub fn try_lock(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
 }
 
-/// Releases the lock, also for duplicates of the descriptor.
+/// Releases the lock, even for duplicates of the descriptor.
 ///
 /// # Errors
 /// As [`lock`].

@@ -1,4 +1,4 @@
-//! GPU memory through bounce buffers: correct bytes, in stream order, also with driver failures. The fake driver copies
+//! GPU memory through bounce buffers: correct bytes, in stream order, even with driver failures. The fake driver copies
 //! late and records misuse.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests fail like tests")]
 

@@ -100,7 +100,7 @@ pub struct ToolResult {
     pub samples: Vec<Sample>,
 }
 
-/// Runs the benchmark. All its files are removed, also on failure.
+/// Runs the benchmark. All its files are removed, even on failure.
 ///
 /// # Errors
 /// `Usage` for options that make no sense, `Failed`, an error of the engine, or `Interrupted`.

@@ -74,7 +74,7 @@ impl<'a> EngineRun<'a> {
     }
 
     /// Runs all requests, as many at once as the plan allows. `report` gets the seconds and bytes so far and may stop
-    /// the run. All started requests have ended when this returns, also on failure.
+    /// the run. All started requests have ended when this returns, even on failure.
     pub(super) fn run(
         mut self,
         plan: &RequestPlan,

@@ -144,7 +144,8 @@ fn ops(backends: &[BackendReport], gpu: &GpuReport) -> Vec<OpReport> {
             name: "gds",
             is_installed: true,
             is_compatible: has_gpu,
-            reason: (!has_gpu).then(|| "the CUDA driver finds no GPU".into()),
+            // `GpuReport::missing` has the reason, which may be the lack of a driver.
+            reason: (!has_gpu).then(|| "no GPU can be used; gpu says why".into()),
         },
     ]
 }
@@ -164,6 +165,13 @@ mod tests {
         assert!(report.folders[1].error.as_deref().is_some_and(|error| error.contains("/no/such/folder")));
         assert!(report.findings.iter().any(|finding| finding.text.contains("/no/such/folder")));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file stays behind");
+    }
+
+    #[test]
+    fn the_lack_of_a_driver_has_one_reason() {
+        let missing = Some("the CUDA driver could not be loaded".to_owned());
+        let gds = &ops(&[], &GpuReport { missing, ..GpuReport::default() })[1];
+        assert_eq!((gds.is_compatible, gds.reason.as_deref()), (false, Some("no GPU can be used; gpu says why")));
     }
 
     #[test]

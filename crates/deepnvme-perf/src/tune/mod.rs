@@ -22,7 +22,7 @@ pub use result::{Choice, FolderResult, GpuRoute, Trial, TuneOutcome};
 pub use search::{Candidate, SearchResult};
 pub use space::SearchSpace;
 
-/// Searches. All files are removed, also on failure. An interrupted search returns the best settings so far.
+/// Searches. All files are removed, even on failure. An interrupted search returns the best settings so far.
 ///
 /// # Errors
 /// `Usage` for options that make no sense, `Failed`, an error of the engine, or `Interrupted` before the first result.

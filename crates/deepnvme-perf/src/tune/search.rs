@@ -144,7 +144,7 @@ fn brackets(
         if round >= 1 && spent() >= 1.0 || round >= FINAL_TRIALS && is_clear(&finalists, tried) {
             break;
         }
-        rung(&mut finalists, round, trial, tried)?;
+        rung(&finalists, round, &|| false, trial, tried)?;
     }
     Ok(())
 }
@@ -177,7 +177,8 @@ fn climb(
     Ok(finalists)
 }
 
-/// Halves the population until only finalists remain. After `share` of the budget, halves without further trials.
+/// Halves the population until only finalists remain. After `share` of the budget, halves without further trials:
+/// candidates without any are dropped first.
 fn halve(
     mut population: Vec<usize>,
     share: f64,
@@ -187,9 +188,7 @@ fn halve(
 ) -> Result<Vec<usize>> {
     let mut round = 0;
     while population.len() > FINALISTS {
-        if spent() < share {
-            rung(&mut population, round, trial, tried)?;
-        }
+        rung(&population, round, &|| spent() >= share, trial, tried)?;
         population.sort_by(|left, right| tried[*right].median().total_cmp(&tried[*left].median()));
         population.truncate(population.len().div_ceil(2).max(FINALISTS));
         round += 1;
@@ -198,16 +197,17 @@ fn halve(
     Ok(population)
 }
 
-/// Tries every candidate once, forwards or backwards.
+/// Tries every candidate once, forwards or backwards, until the rung `is_over`.
 fn rung(
-    population: &mut [usize],
+    population: &[usize],
     round: usize,
+    is_over: &dyn Fn() -> bool,
     trial: &mut dyn FnMut(&Config) -> Result<f64>,
     tried: &mut [Candidate],
 ) -> Result<()> {
     let order: Vec<_> =
         if round.is_multiple_of(2) { population.to_vec() } else { population.iter().rev().copied().collect() };
-    order.into_iter().try_for_each(|index| measure(tried, index, trial))
+    order.into_iter().take_while(|_| !is_over()).try_for_each(|index| measure(tried, index, trial))
 }
 
 fn measure(tried: &mut [Candidate], index: usize, trial: &mut dyn FnMut(&Config) -> Result<f64>) -> Result<()> {
@@ -312,6 +312,15 @@ mod tests {
         assert!(!found.is_start && Some(cost(&found.best().config)) == smallest);
         let text = found.confidence();
         assert!(text.contains(" tried") && (found.equal == 1 || text.contains("indistinguishable")), "{text}");
+    }
+
+    #[test]
+    fn a_small_budget_is_exceeded_by_a_round_of_the_finalists_at_most() {
+        for trials in 5..40 {
+            let (_, found) = quality(2, trials, 0.1);
+            let made: usize = found.tried.iter().map(|candidate| candidate.gb_per_s.len()).sum();
+            assert!(made <= trials.max(5) as usize + FINALISTS + 1, "{made} of {trials}");
+        }
     }
 
     #[test]

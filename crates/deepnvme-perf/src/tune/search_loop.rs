@@ -14,7 +14,7 @@ use crate::measure::{Benchmark, Direction, Observer, Phase, ProgressUpdate, Runn
 
 /// Fraction of a folder's budget for choosing settings for both directions together.
 const BOTH_SHARE: f64 = 0.15;
-/// Rounds in which the finalists of both directions are compared.
+/// Rounds in which the finalists of both directions are compared, if the budget allows.
 const BOTH_ROUNDS: usize = 3;
 /// Finalists of each direction.
 const BOTH_FINALISTS: usize = 4;
@@ -28,6 +28,7 @@ pub(super) fn search_folders(
     observer: &mut dyn Observer,
 ) -> Result<(FolderResult, SearchSpace)> {
     let mut runner = Runner::prepare(workload(options, folders.clone()), observer)?;
+    let prepared = Instant::now();
     let gds = options.gds.then(|| route(&runner));
     let space = match &gds {
         Some(gpu) if gpu.kind == "cufile" => {
@@ -56,7 +57,10 @@ pub(super) fn search_folders(
         }
         searches.push((*direction, found));
     }
-    result.both = Some(choose_for_both(&searches, &start, &mut runner, observer)?);
+    let is_over = || prepared.elapsed() >= budget;
+    result.both = Some(choose_for_both(&searches, &start, &is_over, &mut |direction, config| {
+        Trials { runner: &mut runner, direction, spent: &|| 1.0, observer }.measure(config)
+    })?);
     Ok((result, space.clone()))
 }
 
@@ -67,21 +71,23 @@ fn starting_point(space: &SearchSpace) -> Config {
     Config { backend, gds: space.gds, ..Config::default() }
 }
 
-/// Compares the finalists of both directions in turn. The score is the product of their speeds relative to the best of
-/// each direction. Of the settings that are as good as the best, chooses the default, or else the smallest. After an interruption, keeps the
-/// choice of the first direction.
+/// Compares the finalists of both directions in turn. If the budget `is_over`, compares only the default and the choice
+/// of each direction, once. The score is the product of their
+/// speeds relative to the best of each direction. Of the settings that are as good as the best, chooses the default, or
+/// else the smallest. After an interruption, keeps the choice of the first direction.
 fn choose_for_both(
     searches: &[(Direction, SearchResult)],
     start: &Config,
-    runner: &mut Runner,
-    observer: &mut dyn Observer,
+    is_over: &dyn Fn() -> bool,
+    trial: &mut dyn FnMut(Direction, &Config) -> Result<f64>,
 ) -> Result<Config> {
     if let [(_, found)] = searches {
         return Ok(found.best().config.clone());
     }
+    let finalists_each = if is_over() { 0 } else { BOTH_FINALISTS };
     let mut candidates: Vec<Config> = Vec::new();
     let finalists = searches.iter().flat_map(|(_, found)| {
-        let finalists = found.tried.iter().take(BOTH_FINALISTS).map(|candidate| &candidate.config);
+        let finalists = found.tried.iter().take(finalists_each).map(|candidate| &candidate.config);
         std::iter::once(&found.best().config).chain(finalists)
     });
     for config in std::iter::once(start).chain(finalists) {
@@ -91,12 +97,14 @@ fn choose_for_both(
     }
     let mut scores = vec![Vec::new(); candidates.len()];
     for round in 0..BOTH_ROUNDS {
+        if round > 0 && is_over() {
+            break;
+        }
         for (direction, found) in searches {
             let best = found.tried[0].median();
-            let mut trials = Trials { runner, direction: *direction, spent: &|| 1.0, observer };
             for turn in 0..candidates.len() {
                 let index = if round % 2 == 0 { turn } else { candidates.len() - 1 - turn };
-                match trials.measure(&candidates[index]) {
+                match trial(*direction, &candidates[index]) {
                     Ok(speed) => scores[index].push(speed / best),
                     // The searches have ended: keep the first one's choice.
                     Err(Error::Interrupted) => return Ok(searches[0].1.best().config.clone()),
@@ -175,5 +183,46 @@ fn route(runner: &Runner) -> GpuRoute {
         reason => {
             GpuRoute { kind: "bounce", reason: reason.or_else(|| Some("the trials are too small for cuFile".into())) }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use deepnvme_io::BackendChoice;
+
+    use super::*;
+
+    /// Searches one direction. Deeper queues are faster.
+    fn searched(space: &SearchSpace, start: &Config) -> SearchResult {
+        let spent = Cell::new(0.0);
+        let trial = &mut |config: &Config| {
+            spent.set(spent.get() + 0.001);
+            Ok(f64::from(config.queue_depth))
+        };
+        search::search(space, start, &|| spent.get(), trial).unwrap()
+    }
+
+    #[test]
+    fn after_the_budget_few_settings_are_compared_once() {
+        let space = SearchSpace::of_machine(4, vec![BackendChoice::Uring, BackendChoice::Threads], false);
+        let start = starting_point(&space);
+        let searches = [Direction::Read, Direction::Write].map(|direction| (direction, searched(&space, &start)));
+        let trials_until = |end: usize| {
+            let trials = Cell::new(0);
+            let trial = &mut |_, config: &Config| {
+                trials.set(trials.get() + 1);
+                Ok(f64::from(config.queue_depth))
+            };
+            let chosen = choose_for_both(&searches, &start, &|| trials.get() >= end, trial).unwrap();
+            assert_eq!(chosen.queue_depth, searches[0].1.best().config.queue_depth);
+            trials.get()
+        };
+        assert!(trials_until(0) <= 2 * 3, "the default and two choices, in two directions");
+        let of_a_round = trials_until(1);
+        assert!((2 * 4..=2 * (3 + 2 * BOTH_FINALISTS)).contains(&of_a_round));
+        assert_eq!(trials_until(of_a_round + 1), 2 * of_a_round);
+        assert_eq!(trials_until(usize::MAX), BOTH_ROUNDS * of_a_round);
     }
 }

@@ -76,7 +76,7 @@ pub fn a_refusal_leaves_its_neighbours_alone(make: Make<'_>) {
     }
 }
 
-/// Both syncs of a file, and one of its folder, complete with 0, also between transfers.
+/// Both syncs of a file, and one of its folder, complete with 0, even between transfers.
 pub fn syncs_complete_with_zero(make: Make<'_>) {
     let file = TestFile::holding(&random_bytes(4, 8192));
     let folder: Arc<OwnedFd> = Arc::new(File::open(file.dir()).expect("the test folder").into());

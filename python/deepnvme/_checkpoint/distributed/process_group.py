@@ -360,7 +360,7 @@ def run_interruptibly(work: Callable[[], T], check: Callable[[float], None] | No
 
     Args:
         work: it runs with the caller's grad mode, device and context.
-        check: is called at intervals with the seconds so far, also where the caller gets no signals.
+        check: is called at intervals with the seconds so far, even where the caller gets no signals.
     """
     if check is None and threading.current_thread() is not threading.main_thread():
         return work()
