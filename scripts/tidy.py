@@ -38,10 +38,22 @@ ALLOWED_DEPENDENCIES: dict[str, set[str]] = {
     "stream": {"checkpoint", "rows", "file", "io", "format", "codec"},
     "trace": {"file", "io"},
     "cli": {"file", "io", "format", "codec", "perf", "settings", "checkpoint", "stream"},
-    "python": LOWEST_LAYER | {"io", "file", "checkpoint", "rows", "swap", "optim", "stream", "trace", "settings", "cli"},
+    "python": LOWEST_LAYER
+    | {"io", "file", "checkpoint", "rows", "swap", "optim", "stream", "trace", "settings", "cli"},
     "testkit": {"io", "mem"},
     "fake-driver": set(),
-    "simulation": {"io", "file", "mem", "format", "checkpoint", "rows", "swap", "stream", "testkit", "simulation-runtime"},
+    "simulation": {
+        "io",
+        "file",
+        "mem",
+        "format",
+        "checkpoint",
+        "rows",
+        "swap",
+        "stream",
+        "testkit",
+        "simulation-runtime",
+    },
     "simulation-runtime": set(),
 }
 FOR_TESTS_ONLY = {"testkit", "fake-driver"}

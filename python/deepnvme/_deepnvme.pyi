@@ -1454,8 +1454,8 @@ class _RowStore:
     def __new__(
         cls,
         paths: Sequence[_Path],
-        ranges: Sequence[tuple[int, int, int]],
-        row_bytes: int,
+        rows: tuple[Sequence[tuple[int, int, int]], int],
+        scales: tuple[tuple[Sequence[tuple[int, int, int]], int], str] | None,
         memory_bytes: int,
         engine: Engine | None,
     ) -> Self: ...

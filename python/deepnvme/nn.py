@@ -73,7 +73,9 @@ class DiskEmbedding(torch.nn.Module):
         self.scale = scale
         # Models move ids to the device of this, and `to` changes its dtype.
         self.weight: torch.Tensor
-        self.register_buffer("weight", torch.empty(0, self.embedding_dim, dtype=dtype or table.dtype), persistent=False)
+        self.register_buffer(
+            "weight", torch.empty(0, self.embedding_dim, dtype=dtype or table.gathered_dtype), persistent=False
+        )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows of ids of any shape."""

@@ -2,11 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use deepnvme_codec::Float;
+use deepnvme_codec::Float8;
 use deepnvme_file::VersionedFile;
 use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
-use deepnvme_rows::{BackgroundStore, Conversion, Error, PendingGather, RowRange, RowStore, Table};
+use deepnvme_rows::{
+    BackgroundStore, Conversion, Element, Error, PendingGather, RowRange, RowScales, RowStore, ScaleType, Table,
+};
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -18,6 +20,8 @@ use crate::settings::Timeout;
 use crate::streaming::float;
 use crate::{default, error, interruptible, tensor_memory, torch};
 
+/// The ranges of a table, each with its file, offset and rows; and the bytes of a row.
+type TableArgument = (Vec<(usize, u64, u64)>, usize);
 /// The types before and after a conversion, and a factor.
 type ConversionArgument = (String, String, Option<f32>);
 
@@ -38,12 +42,12 @@ pub(crate) struct PyRowStore {
 impl PyRowStore {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    #[pyo3(signature = (paths, ranges, row_bytes, memory_bytes, engine))]
+    #[pyo3(signature = (paths, rows, scales, memory_bytes, engine))]
     fn new(
         py: Python<'_>,
         paths: Vec<Bound<'_, PyAny>>,
-        ranges: Vec<(usize, u64, u64)>,
-        row_bytes: usize,
+        rows: TableArgument,
+        scales: Option<(TableArgument, String)>,
         memory_bytes: u64,
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
@@ -54,10 +58,11 @@ impl PyRowStore {
             VersionedFile::open(target).map_err(|error| error::to_exception(py, &error))
         };
         let files = paths.iter().map(open).collect::<PyResult<Vec<_>>>()?;
-        let ranges = ranges.into_iter().map(|(file, offset, rows)| RowRange { file, offset, rows }).collect();
+        let scales = scales.map(|(table, name)| Ok::<_, PyErr>((table, scale_type(&name)?))).transpose()?;
         let made = py.detach(|| {
-            let table = Table::new(ranges, row_bytes)?;
-            RowStore::new(engine, files, table, memory_bytes).map(BackgroundStore::new)
+            let read = |(scales, kind)| RowScales::read(&engine, &files, &table(scales)?, kind);
+            let scales = scales.map(read).transpose()?;
+            RowStore::new(engine, files, table(rows)?, scales, memory_bytes).map(BackgroundStore::new)
         });
         Ok(Self { store: ParentOnly::new(made.map_err(|error| to_exception(py, &error))?) })
     }
@@ -199,9 +204,23 @@ impl PyGather {
     }
 }
 
+fn table((ranges, row_bytes): TableArgument) -> Result<Table, Error> {
+    let range = |(file, offset, rows)| RowRange { file, offset, rows };
+    Table::new(ranges.into_iter().map(range).collect(), row_bytes)
+}
+
 fn parse_conversion((from, to, scale): ConversionArgument) -> PyResult<Conversion> {
-    let parse = |name: &str| -> PyResult<Float> { float(name) };
-    Ok(Conversion { from: parse(&from)?, to: parse(&to)?, scale })
+    let from = match &*from {
+        "float8_e4m3fn" => Element::Float8(Float8::E4m3fn),
+        "float8_e5m2" => Element::Float8(Float8::E5m2),
+        "int8" => Element::Int8,
+        name => Element::Float(float(name)?),
+    };
+    Ok(Conversion { from, to: float(&to)?, scale })
+}
+
+fn scale_type(name: &str) -> PyResult<ScaleType> {
+    if name == "float8_e8m0fnu" { Ok(ScaleType::E8m0fnu) } else { float(name).map(ScaleType::Float) }
 }
 
 /// Converts an error to its Python exception.

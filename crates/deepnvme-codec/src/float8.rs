@@ -82,8 +82,11 @@ mod tests {
         let magnitude = (code & 0x7f) as i32;
         let (exponent, mantissa) = (magnitude >> mantissa_bits, f64::from(magnitude & ((1 << mantissa_bits) - 1)));
         let fraction = mantissa / f64::from(1 << mantissa_bits);
-        let value =
-            if exponent == 0 { fraction * 2_f64.powi(1 - bias) } else { (1.0 + fraction) * 2_f64.powi(exponent - bias) };
+        let value = if exponent == 0 {
+            fraction * 2_f64.powi(1 - bias)
+        } else {
+            (1.0 + fraction) * 2_f64.powi(exponent - bias)
+        };
         if code < 128 { value } else { -value }
     }
 
@@ -99,7 +102,10 @@ mod tests {
                 _ => assert!(f64::from(e5m2) == value(code, 2, 15), "{code}"),
             }
             let e8m0 = Float8::E8m0fnu.values()[code as usize];
-            assert!(if code == 255 { e8m0.is_nan() } else { f64::from(e8m0) == 2_f64.powi(code as i32 - 127) }, "{code}");
+            assert!(
+                if code == 255 { e8m0.is_nan() } else { f64::from(e8m0) == 2_f64.powi(code as i32 - 127) },
+                "{code}"
+            );
         }
         assert!(Float8::E4m3fn.values()[128].is_sign_negative());
     }

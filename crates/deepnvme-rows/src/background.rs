@@ -12,9 +12,10 @@ use deepnvme_io::mem::{Device, RegionMut};
 use deepnvme_io::start_thread;
 
 use crate::error::{Error, Result};
+use crate::gather::Gather;
 use crate::row_writer::Conversion;
 use crate::staging::POLL_INTERVAL;
-use crate::store::{Gather, RowStore};
+use crate::store::RowStore;
 use crate::sync::{Condvar, Instant, Mutex, lock, thread};
 
 /// A [`RowStore`] with threads for work that nobody waits for yet. They start with the first such work.

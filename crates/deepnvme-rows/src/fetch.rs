@@ -186,7 +186,7 @@ impl Reading {
 }
 
 /// Joins consecutive parts of a buffer.
-fn join(mut parts: Vec<RegionMut>, rest: Vec<RegionMut>) -> Option<RegionMut> {
+pub(crate) fn join(mut parts: Vec<RegionMut>, rest: Vec<RegionMut>) -> Option<RegionMut> {
     parts.extend(rest);
     parts.sort_unstable_by_key(|part| (part.addr(), part.len()));
     let mut parts = parts.into_iter();

@@ -1,19 +1,17 @@
 //! A table on disk, with some of its rows in memory.
 
-use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use deepnvme_file::VersionedFile;
-use deepnvme_io::mem::{Buffer, Device, PAGE_BYTES, RegionMut};
+use deepnvme_io::mem::{Buffer, PAGE_BYTES, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, ReadItem};
 
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
 use crate::fetch::{Fetch, Fetched, FetchedRows, Reading};
 use crate::read_plan::{FileSizes, ReadPlan};
-use crate::row_writer::{Conversion, RowWriter};
+use crate::scales::RowScales;
 use crate::staging::Staging;
 use crate::stats::{Counters, RowStats, count};
 use crate::sync::Instant;
@@ -25,8 +23,6 @@ const BUFFER_BYTES_MAX: u64 = 1 << 20;
 const BUFFERS_MAX: u64 = 8;
 /// Buffers take at most this fraction of the memory, unless that is too little for one.
 const BUFFERS_FRACTION: u64 = 4;
-/// Rows for a GPU pass through host memory of this size.
-const GPU_PIECE_BYTES: usize = 4 << 20;
 /// Buffers that prefetches leave to gathers.
 const BUFFERS_FOR_GATHERS: usize = 2;
 
@@ -36,22 +32,16 @@ const BUFFERS_FOR_GATHERS: usize = 2;
 /// reads in flight.
 #[derive(Debug)]
 pub struct RowStore {
-    engine: Arc<Engine>,
+    pub(crate) engine: Arc<Engine>,
     files: Arc<[VersionedFile]>,
     sizes: FileSizes,
-    table: Table,
-    cache: RowCache<Fetch>,
-    staging: Arc<Staging>,
+    pub(crate) table: Table,
+    pub(crate) cache: RowCache<Fetch>,
+    pub(crate) staging: Arc<Staging>,
     buffers: usize,
+    pub(crate) scales: Option<RowScales>,
     is_closed: AtomicBool,
-    counters: Counters,
-}
-
-/// A row that was not in memory, and the position of the caller that wants it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-struct Miss {
-    row: u64,
-    position: u32,
+    pub(crate) counters: Counters,
 }
 
 impl RowStore {
@@ -60,14 +50,24 @@ impl RowStore {
     /// # Errors
     /// `Memory` if it is too little for one row. `Invalid` if a range names a file that is not given, or ends beyond the
     /// end of its file. `Io` if memory cannot be allocated, or a file's size cannot be read.
-    pub fn new(engine: Arc<Engine>, files: Vec<VersionedFile>, table: Table, memory: u64) -> Result<Self> {
+    pub fn new(
+        engine: Arc<Engine>,
+        files: Vec<VersionedFile>,
+        table: Table,
+        scales: Option<RowScales>,
+        memory: u64,
+    ) -> Result<Self> {
         let bytes = files.iter().map(|file| file.file().len()).collect::<Result<Vec<_>, IoError>>()?;
         check_ranges(&table, &files, &bytes)?;
         let row_bytes = table.row_bytes();
         let bytes_min = ReadPlan::bytes_min(row_bytes, PAGE_BYTES);
-        if memory < bytes_min {
-            return Err(Error::Memory { memory, row_bytes, bytes_min });
+        let scale_bytes = scales.as_ref().map_or(0, RowScales::bytes);
+        if scales.as_ref().is_some_and(|scales| scales.rows() != table.rows()) {
+            return Err(Error::Invalid(format!("there are scales for another number of rows than {}", table.rows())));
         }
+        let Some(memory) = memory.checked_sub(scale_bytes).filter(|rest| *rest >= bytes_min) else {
+            return Err(Error::Memory { memory, row_bytes, bytes_min: bytes_min + scale_bytes });
+        };
         let for_buffers = (memory / BUFFERS_FRACTION).max(bytes_min);
         let buffer_bytes =
             (for_buffers / BUFFERS_MAX / PAGE_BYTES * PAGE_BYTES).clamp(bytes_min, BUFFER_BYTES_MAX.max(bytes_min));
@@ -82,6 +82,7 @@ impl RowStore {
             staging: Arc::new(Staging::new(buffer_bytes as usize, buffers as usize)),
             buffers: buffers as usize,
             table,
+            scales,
             is_closed: AtomicBool::new(false),
             counters: Counters::default(),
         })
@@ -96,7 +97,8 @@ impl RowStore {
     /// Returns the bytes that this uses at most.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.cache.plan().bytes() + (self.buffers * self.staging.buffer_bytes()) as u64
+        let buffers = (self.buffers * self.staging.buffer_bytes()) as u64;
+        self.cache.plan().bytes() + buffers + self.scales.as_ref().map_or(0, RowScales::bytes)
     }
 
     /// Returns how many rows fit into the cache.
@@ -114,89 +116,6 @@ impl RowStore {
     /// Refuses further calls. Those that have begun go on.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-    }
-
-    /// Copies rows into `target`, one behind the other, in the order of `rows`. Repeated rows are read once.
-    ///
-    /// `should_stop` is asked from time to time while this waits; on true, it returns `Interrupted`.
-    ///
-    /// # Errors
-    /// `NoSuchRow` for the first number that is no row. `Invalid` if the memory has another size. `Changed` if a file
-    /// was replaced or written to. `Io` if a read fails. `Closed` after [`close`](Self::close), and in a forked child.
-    /// After an error, the target's bytes are undefined.
-    pub fn gather(
-        &self,
-        rows: &[u64],
-        target: &RegionMut,
-        conversion: Option<Conversion>,
-        should_stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        if target.device() != Device::Host {
-            return self.gather_on_gpu(rows, target, conversion, should_stop);
-        }
-        let mut begun = self.begin(rows, target, conversion)?;
-        let finished = self.finish(&mut begun, rows.len(), target, should_stop);
-        begun.abandon(self);
-        finished
-    }
-
-    /// Copies cached rows, and starts to read others as far as buffers are free.
-    pub(crate) fn begin(&self, rows: &[u64], target: &RegionMut, conversion: Option<Conversion>) -> Result<Gather> {
-        self.check_call(rows)?;
-        let mut writer = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion)?;
-        count(&self.counters.rows, rows.len());
-        let mut misses = Vec::new();
-        self.cache.copy(rows, &mut |position, bytes| writer.put(position as usize, bytes), &mut |position| {
-            misses.push(Miss { row: rows[position as usize], position });
-        });
-        count(&self.counters.hits, rows.len() - misses.len());
-        misses.sort_unstable();
-        let mut gather =
-            Gather { conversion, misses, next: 0, own: VecDeque::new(), shared: Vec::new(), failed: Vec::new() };
-        match gather.start_all(self, &mut writer) {
-            Ok(()) => Ok(gather),
-            Err(error) => {
-                gather.abandon(self);
-                Err(error)
-            }
-        }
-    }
-
-    /// Ends a gather of this many rows that [`begin`](Self::begin) began with this target. After `Interrupted`, it can
-    /// be called again.
-    pub(crate) fn finish(
-        &self,
-        gather: &mut Gather,
-        rows: usize,
-        target: &RegionMut,
-        should_stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        let mut writer = RowWriter::new(target, rows, self.table.row_bytes(), gather.conversion)?;
-        gather.run(self, &mut writer, should_stop)
-    }
-
-    /// Gathers into host memory, piece by piece, and copies each to the GPU.
-    fn gather_on_gpu(
-        &self,
-        rows: &[u64],
-        target: &RegionMut,
-        conversion: Option<Conversion>,
-        should_stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        let row_bytes = conversion.map_or(self.table.row_bytes(), |as_| as_.bytes(self.table.row_bytes()));
-        RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion)?;
-        let gpus = self.engine.gpu_access();
-        gpus.record_events([&target.region()])?.wait()?;
-        let piece = (GPU_PIECE_BYTES / row_bytes.max(1)).clamp(1, rows.len().max(1));
-        let mut host = RegionMut::from_vec(vec![0; piece * row_bytes]);
-        for (index, rows) in rows.chunks(piece).enumerate() {
-            if rows.len() < piece {
-                host = RegionMut::from_vec(vec![0; rows.len() * row_bytes]);
-            }
-            self.gather(rows, &host, conversion, should_stop)?;
-            gpus.copy_to_gpu(target, index * piece * row_bytes, &host.region())?;
-        }
-        Ok(())
     }
 
     /// Refuses calls of a process other than the one that opened this, where nothing is read.
@@ -265,13 +184,13 @@ impl RowStore {
         Ok(())
     }
 
-    fn take_buffer(&self, rest: usize) -> Result<Option<Buffer>> {
+    pub(crate) fn take_buffer(&self, rest: usize) -> Result<Option<Buffer>> {
         self.staging.try_take(rest).map_err(|error| Error::Io(IoError::from_io("allocate", &error)))
     }
 
     /// Starts to read the first of these rows, as many as the buffer takes. Rows may be repeated. `found` gets those that
     /// are cached by now, by index, and `shared` those that another fetch reads.
-    fn start(
+    pub(crate) fn start(
         &self,
         rows: impl Iterator<Item = u64>,
         buffer: Buffer,
@@ -347,7 +266,12 @@ impl RowStore {
     }
 
     /// Waits for a fetch, and caches its rows if no other thread has done so.
-    fn complete(&self, fetch: &Arc<Fetch>, kept: Kept, should_stop: &dyn Fn() -> bool) -> Result<Arc<Fetched>> {
+    pub(crate) fn complete(
+        &self,
+        fetch: &Arc<Fetch>,
+        kept: Kept,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<Arc<Fetched>> {
         fetch.wait(self.table.row_bytes(), should_stop, |result, rows| {
             for (index, row) in rows.iter().enumerate() {
                 let bytes = result.as_ref().ok().map(|fetched| fetched.bytes(index));
@@ -357,138 +281,20 @@ impl RowStore {
     }
 
     /// Ends a fetch that its caller no longer wants. The operations that have begun end soon.
-    fn abandon(&self, fetch: &Arc<Fetch>) {
+    pub(crate) fn abandon(&self, fetch: &Arc<Fetch>) {
         fetch.cancel();
         drop(self.complete(fetch, Kept::WhileUsed, &|| false));
     }
 }
 
 /// Rows whose reads were started.
-struct Batch {
+pub(crate) struct Batch {
     /// `None` if none was needed.
-    fetch: Option<Arc<Fetch>>,
+    pub(crate) fetch: Option<Arc<Fetch>>,
     /// How many of the rows are taken care of.
-    taken: usize,
+    pub(crate) taken: usize,
     /// How many it reads.
     claimed: usize,
-}
-
-/// A gather that has begun.
-#[derive(Debug)]
-pub(crate) struct Gather {
-    conversion: Option<Conversion>,
-    /// Ascending.
-    misses: Vec<Miss>,
-    /// The first miss that nothing was started for.
-    next: usize,
-    /// Its own fetches, with the misses that each may serve.
-    own: VecDeque<(Arc<Fetch>, Range<usize>)>,
-    /// Misses that fetches of others serve.
-    shared: Vec<(Arc<Fetch>, Miss)>,
-    /// Misses whose fetches, by others, failed.
-    failed: Vec<Miss>,
-}
-
-impl Gather {
-    fn run(&mut self, store: &RowStore, writer: &mut RowWriter<'_>, should_stop: &dyn Fn() -> bool) -> Result<()> {
-        loop {
-            if !self.is_finished() && should_stop() {
-                return Err(Error::Interrupted);
-            }
-            self.start_all(store, writer)?;
-            // Its own fetches end before it waits for others: no two gathers wait for each other.
-            if let Some((fetch, served)) = self.own.front() {
-                let fetched = store.complete(fetch, Kept::WhileUsed, should_stop)?;
-                serve(&self.misses[served.clone()], &fetched, writer);
-                self.own.pop_front();
-            } else if let Some((fetch, miss)) = self.shared.pop() {
-                let served = self.serve_shared(store, (&fetch, miss), writer, should_stop);
-                if served.is_err() {
-                    self.shared.push((fetch, miss));
-                }
-                served?;
-            } else if self.next < self.misses.len() {
-                if should_stop() {
-                    return Err(Error::Interrupted);
-                }
-                store.staging.wait();
-            } else if self.failed.is_empty() {
-                return Ok(());
-            } else {
-                self.failed.sort_unstable();
-                (self.misses, self.next) = (std::mem::take(&mut self.failed), 0);
-            }
-        }
-    }
-
-    fn is_finished(&self) -> bool {
-        let is_started = self.next == self.misses.len() && self.failed.is_empty();
-        is_started && self.own.is_empty() && self.shared.is_empty()
-    }
-
-    /// Starts as many fetches as there are free buffers.
-    fn start_all(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
-        while self.next < self.misses.len()
-            && let Some(buffer) = store.take_buffer(0)?
-        {
-            let misses = &self.misses[self.next..];
-            let shared = &mut self.shared;
-            let batch = store.start(
-                misses.iter().map(|miss| miss.row),
-                buffer,
-                true,
-                &mut |index, bytes| writer.put(misses[index].position as usize, bytes),
-                &mut |index, fetch| {
-                    fetch.prioritise();
-                    shared.push((fetch, misses[index]));
-                },
-            )?;
-            if let Some(fetch) = batch.fetch {
-                self.own.push_back((fetch, self.next..self.next + batch.taken));
-            }
-            self.next += batch.taken;
-        }
-        Ok(())
-    }
-
-    fn serve_shared(
-        &mut self,
-        store: &RowStore,
-        (fetch, miss): (&Arc<Fetch>, Miss),
-        writer: &mut RowWriter<'_>,
-        should_stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        match store.complete(fetch, Kept::WhileUsed, should_stop) {
-            Ok(fetched) => match fetched.get(miss.row) {
-                Some(bytes) => writer.put(miss.position as usize, bytes),
-                None => self.failed.push(miss),
-            },
-            Err(Error::Interrupted) if should_stop() => return Err(Error::Interrupted),
-            // The other caller gets this error. This one tries for itself.
-            Err(_) => self.failed.push(miss),
-        }
-        count(&store.counters.rows_shared, 1);
-        Ok(())
-    }
-
-    /// Ends the fetches of a gather that is not finished.
-    pub(crate) fn abandon(&mut self, store: &RowStore) {
-        self.own.iter().for_each(|(fetch, _)| fetch.cancel());
-        self.own.drain(..).for_each(|(fetch, _)| store.abandon(&fetch));
-    }
-}
-
-/// Writes the rows of a fetch to their positions.
-fn serve(misses: &[Miss], fetched: &Fetched, writer: &mut RowWriter<'_>) {
-    let mut index = 0;
-    for miss in misses {
-        while fetched.rows.rows.get(index).is_some_and(|row| *row < miss.row) {
-            index += 1;
-        }
-        if fetched.rows.rows.get(index) == Some(&miss.row) {
-            writer.put(miss.position as usize, fetched.bytes(index));
-        }
-    }
 }
 
 /// Checks that each range lies in its file.

@@ -13,7 +13,7 @@ use deepnvme_file::{StripeSet, Target, VersionedFile};
 use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_rows::{BackgroundStore, Conversion, Error, RowRange, RowStore, Table};
+use deepnvme_rows::{BackgroundStore, Conversion, Element, Error, RowRange, RowStore, Table};
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -57,7 +57,7 @@ impl Model {
 
     fn open(&self, engine: &Arc<Engine>, memory: u64) -> Result<RowStore, Error> {
         let files = self.paths.iter().map(|path| VersionedFile::open(path).unwrap()).collect();
-        RowStore::new(Arc::clone(engine), files, Table::new(self.ranges.clone(), self.row_bytes)?, memory)
+        RowStore::new(Arc::clone(engine), files, Table::new(self.ranges.clone(), self.row_bytes)?, None, memory)
     }
 
     fn expected(&self, rows: &[u64]) -> Vec<u8> {
@@ -130,7 +130,7 @@ fn stripe_sets() {
     writer.write(&bytes).unwrap();
     writer.commit().unwrap();
     let table = Table::new(vec![RowRange { file: 0, offset: 0, rows: 1000 }], 300).unwrap();
-    let store = RowStore::new(engine, vec![VersionedFile::open(target).unwrap()], table, 1 << 20).unwrap();
+    let store = RowStore::new(engine, vec![VersionedFile::open(target).unwrap()], table, None, 1 << 20).unwrap();
     let rows: Vec<u64> = (0..1000).step_by(7).collect();
     let expected: Vec<u8> = rows.iter().flat_map(|row| &bytes[*row as usize * 300..][..300]).copied().collect();
     assert_eq!(gather(&store, &rows).unwrap(), expected);
@@ -146,7 +146,7 @@ fn conversions_round_once() {
         let mut wide = vec![0; stored.len() / from.bytes() * 4];
         cast::convert(from, Float::F32, &stored, &mut wide).unwrap();
         for scale in [None, Some(0.125), Some(45.254_834)] {
-            let conversion = Conversion { from, to, scale };
+            let conversion = Conversion { from: Element::Float(from), to, scale };
             let mut expected = vec![0; conversion.bytes(stored.len())];
             let mut scaled = wide.clone();
             for element in scaled.as_chunks_mut().0 {

@@ -42,6 +42,11 @@ class Located(NamedTuple):
         """Number of rows."""
         return sum(rows for _, _, rows in self.ranges)
 
+    def in_files(self, paths: list[Any]) -> tuple[list[tuple[int, int, int]], int]:
+        """Return the ranges, by the indices of their files in a list, and the bytes of a row."""
+        ranges = [(paths.index(self.paths[file]), offset, rows) for file, offset, rows in self.ranges]
+        return ranges, self.row_bytes
+
 
 def locate_raw(path: Any, shape: Sequence[int], dtype: torch.dtype, offset: int) -> Located:
     """Describe rows that follow each other in a file."""

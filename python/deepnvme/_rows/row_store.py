@@ -9,7 +9,7 @@ import torch
 
 from deepnvme._deepnvme import _RowStore
 from deepnvme._rows.gather import Gather
-from deepnvme._rows.locate import check_described, check_names, locate_raw, locate_tensors
+from deepnvme._rows.locate import Located, check_described, check_names, locate_raw, locate_tensors
 from deepnvme._rows.stats import RowStats
 from deepnvme._utils.arguments import check_engine, parse_bytes, shown
 from deepnvme._utils.capture import relaxed_capture_for
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, StripeSet
 
 _FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+# Types that gathers convert to floats.
+_CONVERTED = {**_FLOATS, torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}
+_SCALES = {**_FLOATS, torch.float8_e8m0fnu: "float8_e8m0fnu"}
 
 
 @public
@@ -40,7 +43,10 @@ class RowStore:
         source: the file: safetensors, a torch archive, a model's folder or index, a :class:`StripeSet`, or a raw file.
         tensor: the name of the table; a list of names for a table in several tensors, in the order of their rows. The
             first dimension of each counts rows.
-        memory: bytes for cached rows with their index, and for reads in flight, such as ``"2GB"``.
+        memory: bytes for cached rows with their index, for reads in flight, and for scales, such as ``"2GB"``.
+        scales: the name of a tensor with the scales of quantised rows, or several in order. It has one scale for each
+            row, or for each of some equal groups of columns, in a float type or ``float8_e8m0fnu``. All are kept in
+            memory.
         shape: for a raw file, the shape of the table, such as ``(rows, columns)``.
         dtype: for a raw file, the dtype of its elements.
         offset: for a raw file, bytes before the first row. Default 0.
@@ -71,6 +77,7 @@ class RowStore:
         tensor: str | Sequence[str] | None = None,
         *,
         memory: int | str,
+        scales: str | Sequence[str] | None = None,
         shape: Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         offset: int = 0,
@@ -78,9 +85,10 @@ class RowStore:
     ) -> None:
         nbytes = parse_bytes(memory)
         check_engine(engine)
+        scale_table = None
         if check_described(dtype, shape):
-            if tensor is not None:
-                msg = "tensor names a tensor of a checkpoint file, and shape and dtype describe a raw file: give one"
+            if tensor is not None or scales is not None:
+                msg = "tensor and scales name tensors of a checkpoint file, and shape and dtype describe a raw file"
                 raise InvalidArgumentError(msg)
             assert shape is not None
             assert dtype is not None
@@ -90,8 +98,13 @@ class RowStore:
             raise InvalidArgumentError(msg)
         else:
             located = locate_tensors(source, check_names(tensor), engine)
+            if scales is not None:
+                scale_table = _check_scales(located, locate_tensors(source, check_names(scales), engine))
+        self._has_scales = scale_table is not None
+        paths = [*dict.fromkeys([*located.paths, *(scale_table.paths if scale_table else ())])]
         self._row_shape, self._dtype, self._rows = located.row_shape, located.dtype, located.rows
-        self._store = _RowStore(located.paths, located.ranges, located.row_bytes, nbytes, engine)
+        described = None if scale_table is None else (scale_table.in_files(paths), _SCALES[scale_table.dtype])
+        self._store = _RowStore(paths, located.in_files(paths), described, nbytes, engine)
         self._is_closed = False
 
     @property
@@ -103,6 +116,11 @@ class RowStore:
     def dtype(self) -> torch.dtype:
         """The dtype of its elements on disk."""
         return self._dtype
+
+    @property
+    def gathered_dtype(self) -> torch.dtype:
+        """The dtype of gathered rows, unless a call names another: float32 for a table with scales, or the table's."""
+        return torch.float32 if self._has_scales else self._dtype
 
     def __len__(self) -> int:
         return self._rows
@@ -125,9 +143,9 @@ class RowStore:
         Args:
             ids: the numbers of the rows, from 0 on: a tensor of any integer dtype and shape, or a list.
             out: a contiguous tensor for the rows, on the CPU or on a GPU. Default: a new one on the CPU.
-            dtype: the dtype of the result. Default: that of ``out``, or of the table. Tables of bfloat16, float16 and
-                float32 can be converted to each other.
-            scale: a factor for each element. The product is rounded once, to ``dtype``.
+            dtype: the dtype of the result. Default: that of ``out``, or of the table; float32 for a table with scales.
+                Tables of bfloat16, float16, float32, float8 and int8 can be converted to bfloat16, float16 and float32.
+            scale: a factor for each element. The product is computed in float32, and rounded to ``dtype``.
 
         Returns:
             A tensor of the shape ``ids.shape + table.shape[1:]``.
@@ -249,7 +267,7 @@ class RowStore:
             msg = f"out must be a torch tensor, not {type(out).__name__}"
             raise TypeError(msg)
         if out is None:
-            out = torch.empty(shape, dtype=self._dtype if dtype is None else checked_dtype(dtype))
+            out = torch.empty(shape, dtype=self.gathered_dtype if dtype is None else checked_dtype(dtype))
         elif tuple(out.shape) != shape or not out.is_contiguous():
             kind = "" if out.is_contiguous() else ", not contiguous"
             msg = f"out has the shape {tuple(out.shape)}{kind}; it must be contiguous, of the shape {shape}"
@@ -257,15 +275,30 @@ class RowStore:
         elif dtype is not None and dtype != out.dtype:
             msg = f"dtype is {dtype}, and out is {out.dtype}; leave dtype out, or give one of that dtype"
             raise TypeError(msg)
-        if out.dtype == self._dtype and scale is None:
+        if out.dtype == self._dtype and scale is None and not self._has_scales:
             return out, None
-        if self._dtype not in _FLOATS or out.dtype not in _FLOATS:
+        if self._dtype not in _CONVERTED or out.dtype not in _FLOATS:
             msg = (
-                f"rows of {self._dtype} cannot be converted to {out.dtype} or scaled; bfloat16, float16 and float32 "
-                "can: gather them as they are, and convert the result"
+                f"rows of {self._dtype} cannot be converted to {out.dtype} or scaled; float and int8 rows can be "
+                "converted to bfloat16, float16 and float32: gather them as they are, and convert the result"
             )
             raise TypeError(msg)
-        return out, (_FLOATS[self._dtype], _FLOATS[out.dtype], None if scale is None else float(scale))
+        return out, (_CONVERTED[self._dtype], _FLOATS[out.dtype], None if scale is None else float(scale))
+
+
+def _check_scales(rows: Located, scales: Located) -> Located:
+    """Return scales that fit the rows."""
+    columns, groups = math.prod(rows.row_shape), math.prod(scales.row_shape)
+    if rows.dtype not in _CONVERTED or scales.dtype not in _SCALES:
+        msg = f"rows of {rows.dtype} cannot have scales of {scales.dtype}; float8 and int8 rows can have float scales"
+        raise TypeError(msg)
+    if scales.rows != rows.rows or columns % groups:
+        msg = (
+            f"there are {scales.rows} rows of {groups} scales, and {rows.rows} rows of {columns} columns; each row "
+            "needs one scale, or one for each of some equal groups of columns"
+        )
+        raise InvalidArgumentError(msg)
+    return scales
 
 
 def _check_ids(ids: Any) -> tuple[torch.Tensor, tuple[bool, int]]:

@@ -56,3 +56,13 @@ def test_wrong_arguments(store: deepnvme.RowStore, tmp_path: Path) -> None:
     cube = deepnvme.RowStore(tmp_path / "cube", shape=(4, 2, 2), dtype=torch.float32, memory="1MB")
     with pytest.raises(ValueError, match="rows and columns"):
         deepnvme.nn.DiskEmbedding(cube)
+
+
+def test_a_table_with_scales(tmp_path: Path) -> None:
+    codes, scales = torch.randint(-100, 100, (50, 32)).char(), torch.rand(50, 4)
+    deepnvme.save({"codes": codes, "scales": scales}, tmp_path / "x.pt")
+    with deepnvme.RowStore(tmp_path / "x.pt", "codes", scales="scales", memory="1MB") as store:
+        ids = torch.randint(0, 50, (3, 9))
+        expected = codes[ids].float() * scales.repeat_interleave(8, 1)[ids]
+        assert torch.equal(deepnvme.nn.DiskEmbedding(store)(ids), expected)
+        assert torch.equal(deepnvme.nn.DiskEmbedding(store, dtype=torch.bfloat16)(ids), expected.bfloat16())

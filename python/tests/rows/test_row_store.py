@@ -105,6 +105,51 @@ def test_conversions(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype, s
         assert torch.equal(store.gather(ids, out=torch.empty(64, 33, dtype=wanted), scale=scale), expected)
 
 
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.float8_e5m2, torch.int8])
+@pytest.mark.parametrize("wanted", [torch.bfloat16, torch.float16, torch.float32])
+def test_rows_of_one_byte(tmp_path: Path, stored: torch.dtype, wanted: torch.dtype) -> None:
+    content = torch.arange(256, dtype=torch.uint8).repeat(4).view(16, 64).view(stored)
+    with raw(content, tmp_path / "x") as store:
+        ids = torch.randint(0, 16, (64,))
+        expected = content.view(torch.int8).view(stored)[ids].to(torch.float32).to(wanted)
+        assert torch.equal(store.gather(ids, dtype=wanted).nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("groups", [None, 1, 8])
+def test_scales(tmp_path: Path, stored: torch.dtype, kind: torch.dtype, groups: int | None) -> None:
+    codes = torch.randint(-100, 100, (300, 64)).to(stored)
+    scales = torch.rand(300 if groups is None else (300, groups)).add(0.01).to(kind)
+    parts = {"w.0": codes[:100].clone(), "w.1": codes[100:].clone(), "s": scales}
+    torch.save(parts, tmp_path / "x.pt")
+    with deepnvme.RowStore(tmp_path / "x.pt", ["w.0", "w.1"], scales="s", memory="1MB") as store:
+        ids = torch.randint(0, 300, (90,))
+        factors = scales.float().view(300, -1).repeat_interleave(64 // (groups or 1), 1)
+        expected = codes[ids].float() * factors[ids]
+        for _ in range(2):
+            assert torch.equal(store.gather(ids), expected)
+            assert torch.equal(store.gather(ids, dtype=torch.bfloat16), expected.bfloat16())
+            assert torch.equal(store.gather(ids, scale=0.5), expected * 0.5)
+        assert store.stats().memory_bytes <= 1_000_000
+
+
+def test_scales_that_do_not_fit(tmp_path: Path) -> None:
+    wrong: dict[str, tuple[torch.Tensor, type[Exception], str]] = {
+        "few": (torch.ones(9), ValueError, "9 rows of 1 scales"),
+        "uneven": (torch.ones(10, 3), ValueError, "10 rows of 3 scales"),
+        "ints": (torch.ones(10, dtype=torch.int32), TypeError, "cannot have scales"),
+    }
+    deepnvme.save(
+        {"w": torch.ones(10, 64).char(), **{name: case[0] for name, case in wrong.items()}}, tmp_path / "x.pt"
+    )
+    for name, (_, error, text) in wrong.items():
+        with pytest.raises(error, match=text):
+            deepnvme.RowStore(tmp_path / "x.pt", "w", scales=name, memory="1MB")
+    with pytest.raises(ValueError, match="raw file"):
+        deepnvme.RowStore(tmp_path / "x.pt", scales="few", shape=(3, 3), dtype=torch.int8, memory="1MB")
+
+
 def test_a_given_tensor_is_filled_and_counts_as_changed(tmp_path: Path, table: torch.Tensor) -> None:
     with raw(table, tmp_path / "x") as store:
         out = torch.empty(2, 80)
@@ -269,7 +314,7 @@ def test_wrong_sources(tmp_path: Path, table: torch.Tensor) -> None:
         (lambda: deepnvme.RowStore(path, "flat", **known), errors.UnsupportedError, "no contiguous rows"),
         (lambda: deepnvme.RowStore(tmp_path / "x.pt", "a", **known), errors.UnsupportedError, "no contiguous rows"),
         (lambda: deepnvme.RowStore(path, "a", shape=(3,), **known), ValueError, "both shape and dtype"),
-        (lambda: deepnvme.RowStore(path, "a", shape=(3,), dtype=torch.int8, **known), ValueError, "give one"),
+        (lambda: deepnvme.RowStore(path, "a", shape=(3,), dtype=torch.int8, **known), ValueError, "raw file"),
         (lambda: deepnvme.RowStore(path, shape=(3, 0), dtype=torch.int8, **known), ValueError, "no elements"),
         (lambda: deepnvme.RowStore(path, shape=(9**9, 80), dtype=torch.int8, **known), EOFError, "ends too early"),
         (lambda: deepnvme.RowStore(tmp_path / "none", "a", **known), FileNotFoundError, "none"),

@@ -1,0 +1,238 @@
+//! Gathers: rows in memory are copied, and the others are read.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use deepnvme_io::mem::{Device, RegionMut};
+
+use crate::cache::Kept;
+use crate::error::{Error, Result};
+use crate::fetch::{Fetch, Fetched};
+use crate::row_writer::{Conversion, RowWriter};
+use crate::stats::count;
+use crate::store::RowStore;
+
+/// Rows for a GPU pass through host memory of this size.
+const GPU_PIECE_BYTES: usize = 4 << 20;
+
+impl RowStore {
+    /// Copies rows into `target`, one behind the other, in the order of `rows`. Repeated rows are read once.
+    ///
+    /// `should_stop` is asked from time to time while this waits; on true, it returns `Interrupted`.
+    ///
+    /// # Errors
+    /// `NoSuchRow` for the first number that is no row. `Invalid` if the memory has another size. `Changed` if a file
+    /// was replaced or written to. `Io` if a read fails. `Closed` after [`close`](Self::close), and in a forked child.
+    /// After an error, the target's bytes are undefined.
+    pub fn gather(
+        &self,
+        rows: &[u64],
+        target: &RegionMut,
+        conversion: Option<Conversion>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        if target.device() != Device::Host {
+            return self.gather_on_gpu(rows, target, conversion, should_stop);
+        }
+        let mut begun = self.begin(rows, target, conversion)?;
+        let finished = self.finish(&mut begun, rows.len(), target, should_stop);
+        begun.abandon(self);
+        finished
+    }
+
+    /// Copies cached rows, and starts to read others as far as buffers are free.
+    pub(crate) fn begin(&self, rows: &[u64], target: &RegionMut, conversion: Option<Conversion>) -> Result<Gather> {
+        self.check_call(rows)?;
+        let mut writer = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, self.scales.as_ref())?;
+        count(&self.counters.rows, rows.len());
+        let mut misses = Vec::new();
+        let put = &mut |position: u32, bytes: &[u8]| writer.put(position as usize, rows[position as usize], bytes);
+        self.cache.copy(rows, put, &mut |position| {
+            misses.push(Miss { row: rows[position as usize], position });
+        });
+        count(&self.counters.hits, rows.len() - misses.len());
+        misses.sort_unstable();
+        let mut gather = Gather::new(misses, conversion);
+        match gather.start_all(self, &mut writer) {
+            Ok(()) => Ok(gather),
+            Err(error) => {
+                gather.abandon(self);
+                Err(error)
+            }
+        }
+    }
+
+    /// Ends a gather of this many rows that [`begin`](Self::begin) began with this target. After `Interrupted`, it can
+    /// be called again.
+    pub(crate) fn finish(
+        &self,
+        gather: &mut Gather,
+        rows: usize,
+        target: &RegionMut,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let mut writer = RowWriter::new(target, rows, self.table.row_bytes(), gather.conversion, self.scales.as_ref())?;
+        gather.run(self, &mut writer, should_stop)
+    }
+
+    /// Gathers into host memory, piece by piece, and copies each to the GPU.
+    fn gather_on_gpu(
+        &self,
+        rows: &[u64],
+        target: &RegionMut,
+        conversion: Option<Conversion>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let row_bytes = conversion.map_or(self.table.row_bytes(), |as_| as_.bytes(self.table.row_bytes()));
+        RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, self.scales.as_ref())?;
+        let gpus = self.engine.gpu_access();
+        gpus.record_events([&target.region()])?.wait()?;
+        let piece = (GPU_PIECE_BYTES / row_bytes.max(1)).clamp(1, rows.len().max(1));
+        let mut host = RegionMut::from_vec(vec![0; piece * row_bytes]);
+        for (index, rows) in rows.chunks(piece).enumerate() {
+            if rows.len() < piece {
+                host = RegionMut::from_vec(vec![0; rows.len() * row_bytes]);
+            }
+            self.gather(rows, &host, conversion, should_stop)?;
+            gpus.copy_to_gpu(target, index * piece * row_bytes, &host.region())?;
+        }
+        Ok(())
+    }
+}
+
+/// A row that was not in memory, and the position of the caller that wants it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) struct Miss {
+    pub(crate) row: u64,
+    pub(crate) position: u32,
+}
+
+/// A gather that has begun.
+#[derive(Debug)]
+pub(crate) struct Gather {
+    pub(crate) conversion: Option<Conversion>,
+    /// Ascending.
+    misses: Vec<Miss>,
+    /// The first miss that nothing was started for.
+    next: usize,
+    /// Its own fetches, with the misses that each may serve.
+    own: VecDeque<(Arc<Fetch>, Range<usize>)>,
+    /// Misses that fetches of others serve.
+    shared: Vec<(Arc<Fetch>, Miss)>,
+    /// Misses whose fetches, by others, failed.
+    failed: Vec<Miss>,
+}
+
+impl Gather {
+    /// Begins a gather of these misses, in ascending order.
+    pub(crate) fn new(misses: Vec<Miss>, conversion: Option<Conversion>) -> Self {
+        Self { conversion, misses, next: 0, own: VecDeque::new(), shared: Vec::new(), failed: Vec::new() }
+    }
+
+    /// Reads all misses, and writes them to their positions.
+    pub(crate) fn run(
+        &mut self,
+        store: &RowStore,
+        writer: &mut RowWriter<'_>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        loop {
+            if !self.is_finished() && should_stop() {
+                return Err(Error::Interrupted);
+            }
+            self.start_all(store, writer)?;
+            // Its own fetches end before it waits for others: no two gathers wait for each other.
+            if let Some((fetch, served)) = self.own.front() {
+                let fetched = store.complete(fetch, Kept::WhileUsed, should_stop)?;
+                serve(&self.misses[served.clone()], &fetched, writer);
+                self.own.pop_front();
+            } else if let Some((fetch, miss)) = self.shared.pop() {
+                let served = self.serve_shared(store, (&fetch, miss), writer, should_stop);
+                if served.is_err() {
+                    self.shared.push((fetch, miss));
+                }
+                served?;
+            } else if self.next < self.misses.len() {
+                if should_stop() {
+                    return Err(Error::Interrupted);
+                }
+                store.staging.wait();
+            } else if self.failed.is_empty() {
+                return Ok(());
+            } else {
+                self.failed.sort_unstable();
+                (self.misses, self.next) = (std::mem::take(&mut self.failed), 0);
+            }
+        }
+    }
+
+    fn is_finished(&self) -> bool {
+        let is_started = self.next == self.misses.len() && self.failed.is_empty();
+        is_started && self.own.is_empty() && self.shared.is_empty()
+    }
+
+    /// Starts as many fetches as there are free buffers.
+    pub(crate) fn start_all(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
+        while self.next < self.misses.len()
+            && let Some(buffer) = store.take_buffer(0)?
+        {
+            let misses = &self.misses[self.next..];
+            let shared = &mut self.shared;
+            let batch = store.start(
+                misses.iter().map(|miss| miss.row),
+                buffer,
+                true,
+                &mut |index, bytes| writer.put(misses[index].position as usize, misses[index].row, bytes),
+                &mut |index, fetch| {
+                    fetch.prioritise();
+                    shared.push((fetch, misses[index]));
+                },
+            )?;
+            if let Some(fetch) = batch.fetch {
+                self.own.push_back((fetch, self.next..self.next + batch.taken));
+            }
+            self.next += batch.taken;
+        }
+        Ok(())
+    }
+
+    fn serve_shared(
+        &mut self,
+        store: &RowStore,
+        (fetch, miss): (&Arc<Fetch>, Miss),
+        writer: &mut RowWriter<'_>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        match store.complete(fetch, Kept::WhileUsed, should_stop) {
+            Ok(fetched) => match fetched.get(miss.row) {
+                Some(bytes) => writer.put(miss.position as usize, miss.row, bytes),
+                None => self.failed.push(miss),
+            },
+            Err(Error::Interrupted) if should_stop() => return Err(Error::Interrupted),
+            // The other caller gets this error. This one tries for itself.
+            Err(_) => self.failed.push(miss),
+        }
+        count(&store.counters.rows_shared, 1);
+        Ok(())
+    }
+
+    /// Ends the fetches of a gather that is not finished.
+    pub(crate) fn abandon(&mut self, store: &RowStore) {
+        self.own.iter().for_each(|(fetch, _)| fetch.cancel());
+        self.own.drain(..).for_each(|(fetch, _)| store.abandon(&fetch));
+    }
+}
+
+/// Writes the rows of a fetch to their positions.
+fn serve(misses: &[Miss], fetched: &Fetched, writer: &mut RowWriter<'_>) {
+    let mut index = 0;
+    for miss in misses {
+        while fetched.rows.rows.get(index).is_some_and(|row| *row < miss.row) {
+            index += 1;
+        }
+        if fetched.rows.rows.get(index) == Some(&miss.row) {
+            writer.put(miss.position as usize, miss.row, fetched.bytes(index));
+        }
+    }
+}

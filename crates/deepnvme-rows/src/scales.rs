@@ -1,0 +1,107 @@
+//! Scales of quantised rows, all in memory.
+
+use std::sync::Arc;
+
+use deepnvme_codec::{Float, Float8, cast};
+use deepnvme_file::VersionedFile;
+use deepnvme_io::mem::Buffer;
+use deepnvme_io::{Engine, Error as IoError, ErrorKind};
+
+use crate::error::{Error, Result};
+use crate::table::Table;
+
+/// The type of a scale.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ScaleType {
+    /// A float of 16 or 32 bits.
+    Float(Float),
+    /// A power of two in one byte.
+    E8m0fnu,
+}
+
+impl ScaleType {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Float(float) => float.bytes(),
+            Self::E8m0fnu => 1,
+        }
+    }
+}
+
+/// The scales of each row: one for each group of columns.
+#[derive(Debug)]
+pub struct RowScales {
+    kind: ScaleType,
+    groups: usize,
+    memory: Buffer,
+}
+
+impl RowScales {
+    /// Reads all scales of a table. Each row of `table` has those of one row.
+    ///
+    /// # Errors
+    /// `Io` if they cannot be read. `Invalid` if a row ends within a scale.
+    pub fn read(engine: &Arc<Engine>, files: &[VersionedFile], table: &Table, kind: ScaleType) -> Result<Self> {
+        if !table.row_bytes().is_multiple_of(kind.bytes()) {
+            let detail = format!("{} bytes for each row are no scales of {} bytes", table.row_bytes(), kind.bytes());
+            return Err(Error::Invalid(detail));
+        }
+        let bytes = table.rows().checked_mul(table.row_bytes() as u64).and_then(|bytes| usize::try_from(bytes).ok());
+        let too_large = || Error::Invalid("the scales are larger than any memory".into());
+        let memory = Buffer::zeroed(bytes.ok_or_else(too_large)?);
+        let mut rest = memory.map_err(|error| Error::Io(IoError::from_io("allocate", &error)))?.into_region();
+        let whole = rest.region();
+        let mut items = Vec::with_capacity(table.ranges().len());
+        for range in table.ranges() {
+            let file = files.get(range.file).ok_or_else(|| Error::Invalid("the scales are in no file".into()))?;
+            let (target, after) = rest.split_at((range.rows * table.row_bytes() as u64) as usize);
+            items.push(deepnvme_io::ReadItem { file: Arc::clone(file.file()), offset: range.offset, target });
+            rest = after;
+        }
+        let (parts, result) = engine.read_batch(items)?.wait();
+        result?;
+        drop(whole);
+        let joined =
+            parts.and_then(|parts| crate::fetch::join(parts, vec![rest])).and_then(|all| all.into_buffer().ok());
+        let lost = || IoError::new(ErrorKind::Io, "read", "the engine did not return the memory; report this as a bug");
+        Ok(Self { kind, groups: table.row_bytes() / kind.bytes(), memory: joined.ok_or_else(lost)? })
+    }
+
+    /// Returns the scales of a row.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups
+    }
+
+    /// Returns the bytes of all scales.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.memory.len() as u64
+    }
+
+    /// Returns the number of rows that have scales.
+    pub(crate) fn rows(&self) -> u64 {
+        (self.memory.len() / (self.groups * self.kind.bytes()).max(1)) as u64
+    }
+
+    /// Copies the scales of a row.
+    pub(crate) fn copy(&self, row: u64, factors: &mut [f32]) {
+        let row_bytes = self.groups * self.kind.bytes();
+        let bytes = &self.memory.as_slice()[row as usize * row_bytes..][..row_bytes];
+        match self.kind {
+            ScaleType::E8m0fnu => {
+                for (factor, code) in factors.iter_mut().zip(bytes) {
+                    *factor = Float8::E8m0fnu.values()[usize::from(*code)];
+                }
+            }
+            ScaleType::Float(float) => {
+                for (factor, scale) in factors.iter_mut().zip(bytes.chunks(float.bytes())) {
+                    let mut wide = [0; 4];
+                    let done = cast::convert(float, Float::F32, scale, &mut wide);
+                    debug_assert!(done.is_ok(), "{done:?}");
+                    *factor = f32::from_le_bytes(wide);
+                }
+            }
+        }
+    }
+}
