@@ -54,7 +54,7 @@ impl RowStore {
         count(&self.counters.hits, rows.len() - misses.len());
         misses.sort_unstable();
         let mut gather = Gather::new(misses, conversion);
-        match gather.start_all(self, &mut writer) {
+        match gather.start_some(self, &mut writer) {
             Ok(()) => Ok(gather),
             Err(error) => {
                 gather.abandon(self);
@@ -120,7 +120,7 @@ pub(crate) struct Gather {
     own: VecDeque<(Arc<Fetch>, Range<usize>)>,
     /// Misses that fetches of others serve.
     shared: Vec<(Arc<Fetch>, Miss)>,
-    /// Misses whose fetches, by others, failed.
+    /// Misses to try again: others were reading them when this gather began, or have failed to.
     failed: Vec<Miss>,
 }
 
@@ -141,7 +141,7 @@ impl Gather {
             if !self.is_finished() && should_stop() {
                 return Err(Error::Interrupted);
             }
-            self.start_all(store, writer)?;
+            self.start_all(store, writer, 0)?;
             // Its own fetches end before it waits for others: no two gathers wait for each other.
             if let Some((fetch, served)) = self.own.front() {
                 let fetched = store.complete(fetch, Kept::WhileUsed, should_stop)?;
@@ -172,10 +172,18 @@ impl Gather {
         is_started && self.own.is_empty() && self.shared.is_empty()
     }
 
-    /// Starts as many fetches as there are free buffers.
-    pub(crate) fn start_all(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
+    /// Starts fetches of a gather that no thread runs yet. It keeps their buffers until one does. So some buffers are
+    /// left to gathers that run, and it keeps no fetch of others.
+    fn start_some(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
+        self.start_all(store, writer, store.buffers_reserved())?;
+        self.failed.extend(self.shared.drain(..).map(|(_, miss)| miss));
+        Ok(())
+    }
+
+    /// Starts as many fetches as there are free buffers, and leaves `rest` of these.
+    fn start_all(&mut self, store: &RowStore, writer: &mut RowWriter<'_>, rest: usize) -> Result<()> {
         while self.next < self.misses.len()
-            && let Some(buffer) = store.take_buffer(0)?
+            && let Some(buffer) = store.take_buffer(rest)?
         {
             let misses = &self.misses[self.next..];
             let shared = &mut self.shared;

@@ -23,8 +23,8 @@ const BUFFER_BYTES_MAX: u64 = 1 << 20;
 const BUFFERS_MAX: u64 = 8;
 /// Buffers take at most this fraction of the memory, unless that is too little for one.
 const BUFFERS_FRACTION: u64 = 4;
-/// Buffers that prefetches leave to gathers.
-const BUFFERS_FOR_GATHERS: usize = 2;
+/// Buffers that are left to gathers for which a thread waits.
+const BUFFERS_RESERVED: usize = 2;
 
 /// Reads rows of a [`Table`] in any order. Threads may share it.
 ///
@@ -163,7 +163,7 @@ impl RowStore {
                 count(&self.counters.rows_not_prefetched, rest.len());
                 return Ok(());
             }
-            let Some(buffer) = self.take_buffer(BUFFERS_FOR_GATHERS.min(self.buffers - 1))? else {
+            let Some(buffer) = self.take_buffer(BUFFERS_RESERVED.min(self.buffers - 1))? else {
                 if should_stop() {
                     return Err(Error::Interrupted);
                 }
@@ -182,6 +182,11 @@ impl RowStore {
             }
         }
         Ok(())
+    }
+
+    /// Returns how many buffers only gathers take that a thread runs.
+    pub(crate) fn buffers_reserved(&self) -> usize {
+        BUFFERS_RESERVED.min(self.buffers)
     }
 
     pub(crate) fn take_buffer(&self, rest: usize) -> Result<Option<Buffer>> {

@@ -334,6 +334,28 @@ fn gathers_in_the_background() {
     }
 }
 
+/// Gathers that no thread runs yet hold buffers. They take those that others return, and must not take all.
+#[test]
+fn more_gathers_than_buffers() {
+    let model = Model::new(3000, &[4000], 17);
+    let store = BackgroundStore::new(model.open(&engine(), 1 << 20).unwrap());
+    let mut random = fastrand::Rng::with_seed(17);
+    for round in 0..10 {
+        let mut rows_of = |rows| (0..150).map(|_| random.u64(0..rows)).collect();
+        let wanted: Vec<Vec<u64>> = (0..20).map(|gather| rows_of(if gather % 2 == 0 { 900 } else { 4000 })).collect();
+        let start_later = |rows: &Vec<u64>| {
+            std::thread::sleep(Duration::from_micros(40 * round));
+            start(&store, rows)
+        };
+        let started: Vec<_> = wanted.iter().map(start_later).collect();
+        for (rows, (pending, view)) in wanted.iter().zip(&started) {
+            assert!(pending.wait(Some(Duration::from_secs(60)), &|| false).unwrap(), "it hangs");
+            pending.result().expect("it is done").unwrap();
+            assert!(content(view) == model.expected(rows));
+        }
+    }
+}
+
 #[test]
 fn a_stopped_wait_leaves_the_gather_in_flight() {
     let model = Model::new(4096, &[3000], 14);
