@@ -13,6 +13,7 @@ import deepnvme
 import torch
 from deepnvme._checkpoint.iterate import iterate_weights
 
+from casebench.rows import rows_160, rows_4096, rows_skewed, rows_step
 from casebench.turns import (
     FIO_LARGE_BUFFERS,
     MIB,
@@ -213,4 +214,18 @@ CASES = {
     "save small": Case(
         save_small, (Goal(".safetensors", "fio", 1 / 0.9), Goal(".pt", "fio", 1 / 0.9)), writes=True
     ),
+    **{
+        name: Case(
+            prepare,
+            (
+                Goal("gather", "fio, 4 KiB each", 1 / 0.95),
+                Goal("gather", "mmap, MADV_WILLNEED", 1 / 2),
+                Goal("gather", "pread, 64 threads", 1 / 1.5),
+                Goal("gather", "torch.from_file", 1 / 2),
+            ),
+        )
+        for name, prepare in {"rows of 160 bytes": rows_160, "rows of 4 KiB": rows_4096}.items()
+    },
+    "rows of a step": Case(rows_step, (Goal("gather, p50", "fio, p50", 1.3), Goal("gather, p99", "fio, p99", 2))),
+    "rows, skewed": Case(rows_skewed, (Goal("gather", "LRU of rows", 1), Goal("gather", "LRU of pages", 1))),
 }

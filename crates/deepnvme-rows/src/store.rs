@@ -22,7 +22,7 @@ const BUFFER_BYTES_MAX: u64 = 1 << 20;
 /// Most buffers of a table. Together they keep deep queues full.
 const BUFFERS_MAX: u64 = 8;
 /// Buffers take at most this fraction of the memory, unless that is too little for one.
-const BUFFERS_FRACTION: u64 = 4;
+const BUFFERS_FRACTION: u64 = 16;
 /// Buffers that are left to gathers for which a thread waits.
 const BUFFERS_RESERVED: usize = 2;
 
