@@ -23,7 +23,7 @@ mod sync;
 mod table;
 
 pub use background::{BackgroundStore, PendingGather};
-pub use cache::{S3Fifo, hash_row};
+pub use cache::{Hold, S3Fifo, hash_row};
 pub use error::{Error, Result};
 pub use row_writer::{Conversion, Element};
 pub use scales::{RowScales, ScaleType};

@@ -23,6 +23,8 @@ const BUFFER_BYTES_MAX: u64 = 1 << 20;
 const BUFFERS_MAX: u64 = 8;
 /// Buffers take at most this fraction of the memory, unless that is too little for one.
 const BUFFERS_FRACTION: u64 = 16;
+/// How often rows are read again that were evicted before they could be pinned.
+const PIN_TRIES: usize = 10;
 /// Buffers that are left to gathers for which a thread waits.
 const BUFFERS_RESERVED: usize = 2;
 
@@ -154,14 +156,58 @@ impl RowStore {
         let room = self.cached_rows_max() as usize / 2;
         count(&self.counters.rows_not_prefetched, wanted.len().saturating_sub(room));
         wanted.truncate(room);
-        let mut rest = &wanted[..];
+        let left_out = self.read_to_cache(&wanted, deadline, false, &mut |_| {}, should_stop)?;
+        count(&self.counters.rows_not_prefetched, left_out);
+        count(&self.counters.rows_prefetched, wanted.len() - left_out);
+        Ok(())
+    }
+
+    /// Reads rows that are not in memory, and keeps all of these rows as long as the table is open.
+    ///
+    /// # Errors
+    /// `Invalid` if these and those pinned before are more than half of the rows that memory has room for. As
+    /// [`gather`](Self::gather) otherwise; some of the rows are pinned then.
+    pub fn pin(&self, rows: &[u64], should_stop: &dyn Fn() -> bool) -> Result<()> {
+        self.check_call(rows)?;
+        let mut rest: Vec<u64> = rows.to_vec();
+        rest.sort_unstable();
+        rest.dedup();
+        for _ in 0..PIN_TRIES {
+            let room = (self.cached_rows_max() / 2).saturating_sub(self.cache.pinned());
+            let unpinned = rest.iter().filter(|row| !self.cache.is_pinned(**row)).count() as u64;
+            if unpinned > room {
+                let detail =
+                    format!("{unpinned} more rows cannot be pinned: memory has room for {room}; use more memory");
+                return Err(Error::Invalid(detail));
+            }
+            rest.retain(|row| !self.cache.pin(*row));
+            let mut pin_all = |rows: &[u64]| rows.iter().for_each(|row| _ = self.cache.pin(*row));
+            self.read_to_cache(&rest, None, true, &mut pin_all, should_stop)?;
+            rest.retain(|row| !self.cache.is_pinned(*row));
+            if rest.is_empty() {
+                return Ok(());
+            }
+        }
+        Err(Error::Invalid(format!("{} rows were evicted before they were pinned; use more memory", rest.len())))
+    }
+
+    /// Reads rows, in ascending order, into the cache, and calls `read` with each batch. Returns how many were left out
+    /// because of the deadline.
+    fn read_to_cache(
+        &self,
+        rows: &[u64],
+        deadline: Option<Instant>,
+        is_urgent: bool,
+        read: &mut dyn FnMut(&[u64]),
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<usize> {
+        let mut rest = rows;
         while !rest.is_empty() {
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(Error::Closed);
             }
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                count(&self.counters.rows_not_prefetched, rest.len());
-                return Ok(());
+                return Ok(rest.len());
             }
             let Some(buffer) = self.take_buffer(BUFFERS_RESERVED.min(self.buffers - 1))? else {
                 if should_stop() {
@@ -170,18 +216,18 @@ impl RowStore {
                 self.staging.wait();
                 continue;
             };
-            let batch = self.start(rest.iter().copied(), buffer, false, &mut |_, _| {}, &mut |_, _| {})?;
-            rest = &rest[batch.taken..];
+            let batch = self.start(rest.iter().copied(), buffer, is_urgent, &mut |_, _| {}, &mut |_, _| {})?;
             if let Some(fetch) = batch.fetch {
                 let completed = self.complete(&fetch, Kept::UntilUsed, should_stop);
                 if matches!(completed, Err(Error::Interrupted)) {
                     self.abandon(&fetch);
                 }
                 completed?;
-                count(&self.counters.rows_prefetched, batch.claimed);
             }
+            read(&rest[..batch.taken]);
+            rest = &rest[batch.taken..];
         }
-        Ok(())
+        Ok(0)
     }
 
     /// Returns how many buffers only gathers take that a thread runs.
@@ -225,7 +271,7 @@ impl RowStore {
         }
         if claimed.rows.is_empty() {
             self.staging.put_back(Some(buffer));
-            return Ok(Batch { fetch: None, taken, claimed: 0 });
+            return Ok(Batch { fetch: None, taken });
         }
         let count_of_rows = claimed.rows.len();
         count(&self.counters.rows_read, count_of_rows);
@@ -238,7 +284,7 @@ impl RowStore {
                 let (files, staging) = (Arc::clone(&self.files), Arc::clone(&self.staging));
                 let rows = Arc::new(claimed);
                 fetch.start(Reading { transfer, files, used_files: plan.files(), rest, rows, staging });
-                Ok(Batch { fetch: Some(fetch), taken, claimed: count_of_rows })
+                Ok(Batch { fetch: Some(fetch), taken })
             }
             Err(refused) => {
                 let error = Error::Io(refused.error);
@@ -298,8 +344,6 @@ pub(crate) struct Batch {
     pub(crate) fetch: Option<Arc<Fetch>>,
     /// How many of the rows are taken care of.
     pub(crate) taken: usize,
-    /// How many it reads.
-    claimed: usize,
 }
 
 /// Checks that each range lies in its file.

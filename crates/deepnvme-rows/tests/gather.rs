@@ -217,6 +217,26 @@ fn prefetched_rows_are_hits() {
     assert_eq!((store.stats().rows_not_prefetched, store.stats().rows_prefetched), (2, rows.len() as u64));
 }
 
+#[test]
+fn pinned_rows_stay() {
+    let model = Model::new(128, &[20_000], 18);
+    let store = model.open(&engine(), 1 << 20).unwrap();
+    let pinned: Vec<u64> = (0..20_000).step_by(11).collect();
+    // One of them is in memory before.
+    gather(&store, &[11]).unwrap();
+    store.pin(&pinned, &|| false).unwrap();
+    store.pin(&pinned[..10], &|| false).unwrap();
+    gather(&store, &(0..20_000).collect::<Vec<_>>()).unwrap();
+    let before = store.stats();
+    assert_eq!(gather(&store, &pinned).unwrap(), model.expected(&pinned));
+    assert_eq!(store.stats().hits - before.hits, pinned.len() as u64);
+    let error = store.pin(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err().to_string();
+    assert!(error.contains("cannot be pinned") && error.contains("use more memory"), "{error}");
+    // Rows that are not pinned still find room.
+    store.prefetch(&[1, 2, 3], None, &|| false).unwrap();
+    assert_eq!(store.stats().rows_not_prefetched, 0);
+}
+
 fn faulty_engine(plan: FaultPlan) -> Arc<Engine> {
     let faults = Faults::new(plan);
     let factory: BackendFactory =

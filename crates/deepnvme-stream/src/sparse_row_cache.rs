@@ -8,7 +8,7 @@ use deepnvme_codec::Float;
 use deepnvme_file::VersionedFile;
 use deepnvme_io::mem::ReservedRange;
 use deepnvme_io::{Engine, ReadItem};
-use deepnvme_rows::{S3Fifo, hash_row};
+use deepnvme_rows::{Hold, S3Fifo, hash_row};
 
 use crate::error::{Error, Result, check_unchanged};
 use crate::inline_decoder::InlineDecoder;
@@ -135,11 +135,12 @@ impl State {
     /// Removes the row that is least worth keeping. Rows that callers hold, or that are `wanted`, stay.
     fn evict(&mut self, wanted: &[usize]) -> Option<usize> {
         let Self { policy, rows, cached, .. } = self;
-        let is_held = |slot: u32| {
+        let hold_of = |slot: u32| {
             let row = rows[slot as usize];
-            wanted.binary_search(&row).is_ok() || cached.get(&row).is_some_and(|cached| cached.holds > 0)
+            let is_held = wanted.binary_search(&row).is_ok() || cached.get(&row).is_some_and(|cached| cached.holds > 0);
+            if is_held { Hold::Now } else { Hold::None }
         };
-        let slot = policy.evict(|slot| hash_row(rows[slot as usize] as u64), is_held)?;
+        let slot = policy.evict(|slot| hash_row(rows[slot as usize] as u64), hold_of)?;
         let row = rows[slot as usize];
         cached.remove(&row);
         self.free_slots.push(slot);

@@ -235,6 +235,24 @@ class RowStore:
             raise InvalidArgumentError(msg)
         self._store.prefetch(*_check_ids(ids), deadline_s)
 
+    def pin(self, ids: torch.Tensor | Sequence[int]) -> None:
+        """Read rows into memory, and keep them there as long as the table is open. They may be half of the cache.
+
+        Args:
+            ids: as in :meth:`gather`.
+
+        Raises:
+            ValueError: they are more than fit; the message states how many do.
+            IndexError, TypeError, ChangedFileError, ClosedError, OSError: as in :meth:`gather`.
+
+        Example:
+            >>> deepnvme.write(torch.arange(12.0), "rows.bin")
+            48
+            >>> table = deepnvme.RowStore("rows.bin", shape=(4, 3), dtype=torch.float32, memory="1MB")
+            >>> table.pin([0, 1])
+        """
+        self._store.pin(*_check_ids(ids))
+
     def stats(self) -> RowStats:
         """Return the counters so far.
 

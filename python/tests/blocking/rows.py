@@ -18,7 +18,10 @@ ALL, SOME = 1 << 17, 3000
 PENDING = TABLE + "pending = gather(ALL, start=True)\n"
 
 GATHER, RESULT = "`RowStore.gather`, `start_gather`", "`Gather.result`"
-ROWS = (GATHER, RESULT)
+PIN = "`RowStore.pin`"
+ROWS = (GATHER, PIN, RESULT)
+# Half of the rows that memory has room for.
+PINNING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\npin = lambda: table.pin(many)\n"
 
 CELLS: Cells = {
     (GATHER, "close"): (
@@ -35,6 +38,13 @@ CELLS: Cells = {
         TABLE + "in_child(lambda: [raises(errors.ClosedError, lambda: gather(1, start)) for start in (False, True)])",
     ),
     (GATHER, "exit"): (ENDS, TABLE + "leave(lambda: gather(ALL), moves)"),
+    (PIN, "close"): (CLOSED, PINNING + "soon(table.close, moves)\nraises(errors.ClosedError, pin)"),
+    (PIN, "Ctrl-C"): (
+        "raises; some rows may be pinned",
+        PINNING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, pin)\ntable.pin(many[:100])",
+    ),
+    (PIN, "fork"): (CLOSED, PINNING + "in_child(lambda: raises(errors.ClosedError, pin))"),
+    (PIN, "exit"): (ENDS, PINNING + "leave(pin, moves)"),
     (RESULT, "cancel"): (
         "raises `CancelledError`",
         PENDING + "soon(pending.cancel, moves)\nraises(errors.CancelledError, pending.result)",

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub use self::hash::hash_row;
 pub(crate) use self::index::ROWS_MAX;
 use self::index::SLOTS_MAX;
-pub use self::policy::S3Fifo;
+pub use self::policy::{Hold, S3Fifo};
 pub(crate) use self::shard::Kept;
 use self::shard::Shard;
 use crate::sync::{Mutex, lock};
@@ -136,20 +136,39 @@ impl<F> RowCache<F> {
 
     /// Ends the fetch of a row, and keeps its bytes if it has any.
     pub(crate) fn end_fetch(&self, row: u64, fetch: &Arc<F>, bytes: Option<&[u8]>, kept: Kept) {
-        let hash = hash_row(row);
-        let mut shard = lock(&self.shards[self.shard_of(hash)]);
-        if shard.in_flight.get(&row).is_some_and(|other| Arc::ptr_eq(other, fetch)) {
-            shard.in_flight.remove(&row);
-        }
-        if let Some(bytes) = bytes {
-            shard.insert(row, hash, bytes, kept);
-        }
+        self.with_shard(row, |shard, hash| {
+            if shard.in_flight.get(&row).is_some_and(|other| Arc::ptr_eq(other, fetch)) {
+                shard.in_flight.remove(&row);
+            }
+            if let Some(bytes) = bytes {
+                shard.insert(row, hash, bytes, kept);
+            }
+        });
+    }
+
+    /// Keeps a row that is in the cache for ever. Returns whether it is there.
+    pub(crate) fn pin(&self, row: u64) -> bool {
+        self.with_shard(row, |shard, hash| shard.pin(row, hash))
+    }
+
+    /// Returns whether a row stays in the cache for ever.
+    pub(crate) fn is_pinned(&self, row: u64) -> bool {
+        self.with_shard(row, |shard, hash| shard.is_pinned(row, hash))
+    }
+
+    /// Returns how many rows stay for ever.
+    pub(crate) fn pinned(&self) -> u64 {
+        self.shards.iter().map(|shard| lock(shard).pinned() as u64).sum()
     }
 
     /// Returns whether a row is in the cache.
     pub(crate) fn contains(&self, row: u64) -> bool {
+        self.with_shard(row, |shard, hash| shard.contains(row, hash))
+    }
+
+    fn with_shard<T>(&self, row: u64, act: impl FnOnce(&mut Shard<F>, u64) -> T) -> T {
         let hash = hash_row(row);
-        lock(&self.shards[self.shard_of(hash)]).contains(row, hash)
+        act(&mut lock(&self.shards[self.shard_of(hash)]), hash)
     }
 }
 

@@ -51,9 +51,9 @@ impl S3Fifo {
         queue.push(slot, &mut self.next);
     }
 
-    /// Removes the slot that is least worth keeping, and returns it. `hash_of` returns the hash of its row. Slots that
-    /// `is_held` stay. Returns `None` if all are held.
-    pub fn evict(&mut self, hash_of: impl Fn(u32) -> u64, is_held: impl Fn(u32) -> bool) -> Option<u32> {
+    /// Removes the slot that is least worth keeping, and returns it. `hash_of` returns the hash of its row, and `hold_of`
+    /// says which slots stay. Returns `None` if all do.
+    pub fn evict(&mut self, hash_of: impl Fn(u32) -> u64, hold_of: impl Fn(u32) -> Hold) -> Option<u32> {
         let all = self.small.len + self.main.len;
         let mut held_of_main = 0;
         // Each slot passes at most once through the small queue, and once for each use through the main queue.
@@ -61,27 +61,44 @@ impl S3Fifo {
             let is_small_full = self.small.len >= (all / SMALL_FRACTION).max(1);
             if self.small.len > 0 && (is_small_full || held_of_main >= self.main.len) {
                 let slot = self.small.pop(&self.next)?;
-                if is_held(slot) || self.uses[slot as usize] > 0 {
-                    self.uses[slot as usize] = 0;
-                    self.main.push(slot, &mut self.next);
-                } else {
-                    self.ghosts.add(hash_of(slot));
-                    return Some(slot);
+                match hold_of(slot) {
+                    Hold::Always => {}
+                    Hold::None if self.uses[slot as usize] == 0 => {
+                        self.ghosts.add(hash_of(slot));
+                        return Some(slot);
+                    }
+                    Hold::None | Hold::Now => {
+                        self.uses[slot as usize] = 0;
+                        self.main.push(slot, &mut self.next);
+                    }
                 }
             } else {
                 let slot = self.main.pop(&self.next)?;
-                let (uses, is_held) = (&mut self.uses[slot as usize], is_held(slot));
-                held_of_main = if is_held { held_of_main + 1 } else { 0 };
-                if is_held || *uses > 0 {
-                    *uses = uses.saturating_sub(1);
-                    self.main.push(slot, &mut self.next);
-                } else {
-                    return Some(slot);
+                let (uses, hold) = (&mut self.uses[slot as usize], hold_of(slot));
+                held_of_main = if hold == Hold::Now { held_of_main + 1 } else { 0 };
+                match hold {
+                    Hold::Always => {}
+                    Hold::None if *uses == 0 => return Some(slot),
+                    Hold::None | Hold::Now => {
+                        *uses = uses.saturating_sub(1);
+                        self.main.push(slot, &mut self.next);
+                    }
                 }
             }
         }
         None
     }
+}
+
+/// Whether a slot may be evicted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hold {
+    /// It may.
+    None,
+    /// It stays for now.
+    Now,
+    /// It stays for ever, and leaves its queue.
+    Always,
 }
 
 /// A first-in, first-out list of slots.
@@ -188,7 +205,7 @@ mod tests {
                 return true;
             }
             let slot = self.free.pop().unwrap_or_else(|| {
-                let slot = self.policy.evict(|slot| hash_row(self.rows[slot as usize]), |_| false).unwrap();
+                let slot = self.policy.evict(|slot| hash_row(self.rows[slot as usize]), |_| Hold::None).unwrap();
                 self.slots.remove(&self.rows[slot as usize]).expect("an evicted slot has a row");
                 slot
             });
@@ -252,11 +269,27 @@ mod tests {
         let mut policy = S3Fifo::new(8);
         (0..8).for_each(|slot| policy.insert(slot, slot.into(), false));
         for _ in 0..7 {
-            let slot = policy.evict(u64::from, |slot| slot == 3).expect("a slot that nobody holds");
+            let slot = policy
+                .evict(u64::from, |slot| if slot == 3 { Hold::Now } else { Hold::None })
+                .expect("a slot that nobody holds");
             assert_ne!(slot, 3);
         }
-        assert_eq!(policy.evict(u64::from, |slot| slot == 3), None);
-        assert_eq!(policy.evict(u64::from, |_| false), Some(3));
+        assert_eq!(policy.evict(u64::from, |slot| if slot == 3 { Hold::Now } else { Hold::None }), None);
+        assert_eq!(policy.evict(u64::from, |_| Hold::None), Some(3));
+    }
+
+    #[test]
+    fn slots_that_stay_for_ever_cost_one_look() {
+        let mut policy = S3Fifo::new(100);
+        (0..100).for_each(|slot| policy.insert(slot, slot.into(), false));
+        let looks = std::cell::Cell::new(0);
+        let hold_of = |slot| {
+            looks.set(looks.get() + 1);
+            if slot < 90 { Hold::Always } else { Hold::None }
+        };
+        let evicted: Vec<_> = (0..11).map(|_| policy.evict(u64::from, hold_of)).collect();
+        assert_eq!(evicted.iter().flatten().count(), 10);
+        assert_eq!(looks.get(), 100);
     }
 
     #[test]
@@ -264,7 +297,7 @@ mod tests {
         let mut policy = S3Fifo::new(10);
         policy.insert(0, 100, true);
         (1..10).for_each(|slot| policy.insert(slot, slot.into(), false));
-        let evicted: Vec<_> = (0..9).map(|_| policy.evict(u64::from, |_| false)).collect();
+        let evicted: Vec<_> = (0..9).map(|_| policy.evict(u64::from, |_| Hold::None)).collect();
         assert!(!evicted.contains(&Some(0)), "{evicted:?}");
     }
 }

@@ -7,7 +7,7 @@ use deepnvme_io::mem::{Buffer, PAGE_BYTES, prefetch};
 
 use super::hash::hash_row;
 use super::index::RowIndex;
-use super::policy::S3Fifo;
+use super::policy::{Hold, S3Fifo};
 
 /// Rows whose bytes are loaded into the CPU's cache together, before the first is copied.
 const PREFETCHED_ROWS: usize = 32;
@@ -26,6 +26,9 @@ pub(super) struct Shard<F> {
     /// The row of each slot.
     rows: Vec<u64>,
     policy: S3Fifo,
+    /// The slots that are never evicted, and their number.
+    is_pinned: Vec<bool>,
+    pinned: usize,
     memory: Buffer,
     /// Rows that are being fetched.
     pub(super) in_flight: HashMap<u64, Arc<F>>,
@@ -35,7 +38,8 @@ impl<F> Shard<F> {
     /// Bytes of a shard.
     pub(super) fn bytes(slots: usize, row_bytes: usize) -> u64 {
         let memory = (slots as u64 * row_bytes as u64).next_multiple_of(PAGE_BYTES);
-        memory + (RowIndex::bytes(slots) + slots * (size_of::<u64>() + S3Fifo::SLOT_BYTES)) as u64
+        let slot_bytes = size_of::<u64>() + S3Fifo::SLOT_BYTES + size_of::<bool>();
+        memory + (RowIndex::bytes(slots) + slots * slot_bytes) as u64
     }
 
     /// `slots` must be below the index's maximum.
@@ -47,6 +51,8 @@ impl<F> Shard<F> {
             index: RowIndex::new(slots),
             rows: vec![0; slots],
             policy: S3Fifo::new(slots),
+            is_pinned: vec![false; slots],
+            pinned: 0,
             memory: Buffer::zeroed(slots * row_bytes)?,
             in_flight: HashMap::new(),
         })
@@ -94,6 +100,24 @@ impl<F> Shard<F> {
         self.index.get(row, hash).is_some()
     }
 
+    /// Keeps a row for ever, if it is there. Returns whether it is.
+    pub(super) fn pin(&mut self, row: u64, hash: u64) -> bool {
+        let slot = self.index.get(row, hash);
+        if let Some(slot) = slot {
+            self.pinned += usize::from(!std::mem::replace(&mut self.is_pinned[slot as usize], true));
+        }
+        slot.is_some()
+    }
+
+    pub(super) fn is_pinned(&self, row: u64, hash: u64) -> bool {
+        self.index.get(row, hash).is_some_and(|slot| self.is_pinned[slot as usize])
+    }
+
+    /// Returns how many rows are pinned.
+    pub(super) fn pinned(&self) -> usize {
+        self.pinned
+    }
+
     /// Adds a row, if there is room.
     pub(super) fn insert(&mut self, row: u64, hash: u64, bytes: &[u8], kept: Kept) {
         if self.index.get(row, hash).is_some() {
@@ -112,7 +136,8 @@ impl<F> Shard<F> {
             self.used += 1;
             return Some(self.used - 1);
         }
-        let slot = self.policy.evict(|slot| hash_row(self.rows[slot as usize]), |_| false)?;
+        let hold_of = |slot| if self.is_pinned[slot as usize] { Hold::Always } else { Hold::None };
+        let slot = self.policy.evict(|slot| hash_row(self.rows[slot as usize]), hold_of)?;
         let row = self.rows[slot as usize];
         self.index.remove(row, hash_row(row));
         Some(slot)
