@@ -46,6 +46,21 @@ pub enum Error {
         /// The difference.
         what: String,
     },
+    /// A block of a packed table is not what was written.
+    #[error(
+        "{}: the block at offset {offset} is damaged (CRC-32C), with rows {first_row} to {}; restore the file from a copy, \
+         or pack the table again", display::path(path), first_row + *rows as u64 - 1
+    )]
+    Checksum {
+        /// The file.
+        path: PathBuf,
+        /// The offset of the block.
+        offset: u64,
+        /// The number of its first row.
+        first_row: u64,
+        /// The number of its rows.
+        rows: usize,
+    },
     /// The caller stopped waiting.
     #[error("the gather was interrupted")]
     Interrupted,

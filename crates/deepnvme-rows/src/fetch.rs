@@ -6,7 +6,9 @@ use deepnvme_file::{FileChange, VersionedFile};
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Error as IoError, ErrorKind, Transfer};
 
+use crate::blocks::BlockLayout;
 use crate::error::{Error, Result};
+use crate::read_plan::Run;
 use crate::staging::{POLL_INTERVAL, Staging};
 use crate::sync::{Condvar, Mutex, lock};
 
@@ -21,7 +23,7 @@ pub(crate) struct Fetch {
 enum State {
     /// Its rows are being claimed.
     Planning,
-    InFlight(Reading),
+    InFlight(Box<Reading>),
     /// A thread waits for the read.
     Completing,
     Done(Result<Arc<Fetched>>),
@@ -37,10 +39,43 @@ pub(crate) struct Reading {
     /// The files of the table, and those that this reads.
     pub(crate) files: Arc<[VersionedFile]>,
     pub(crate) used_files: Vec<usize>,
+    /// The checksums of a packed table.
+    pub(crate) checks: Option<BlockChecks>,
     /// The parts of the buffer that nothing is read into.
     pub(crate) rest: Vec<RegionMut>,
     pub(crate) rows: Arc<FetchedRows>,
     pub(crate) staging: Arc<Staging>,
+}
+
+/// The blocks of a packed table that a read brings.
+#[derive(Debug)]
+pub(crate) struct BlockChecks {
+    pub(crate) blocks: BlockLayout,
+    /// The offset of the first block of the table.
+    pub(crate) start: u64,
+    pub(crate) runs: Vec<Run>,
+}
+
+impl BlockChecks {
+    /// Compares all blocks of a read with their checksums.
+    fn check(&self, buffer: &[u8], files: &[VersionedFile]) -> Result<()> {
+        let block_bytes = self.blocks.block_bytes;
+        for run in &self.runs {
+            let first = (run.range.start - self.start) / block_bytes as u64;
+            for (index, block) in buffer[run.start..run.start + run.len()].chunks(block_bytes).enumerate() {
+                let number = first + index as u64;
+                if block.len() < block_bytes || !self.blocks.is_sound(number, block) {
+                    return Err(Error::Checksum {
+                        path: files[run.file].file().path().to_path_buf(),
+                        offset: run.range.start + (index * block_bytes) as u64,
+                        first_row: number * self.blocks.rows_per_block as u64,
+                        rows: self.blocks.rows_per_block,
+                    });
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Rows and their places in a buffer.
@@ -88,7 +123,7 @@ impl Fetch {
 
     /// Makes the read that was planned known.
     pub(crate) fn start(&self, reading: Reading) {
-        self.set(State::InFlight(reading));
+        self.set(State::InFlight(Box::new(reading)));
     }
 
     /// Ends a fetch that cannot begin.
@@ -159,7 +194,7 @@ impl Fetch {
 
 impl Reading {
     /// Waits for the read, and takes its rows. Returns the read if the caller is to stop.
-    fn complete(self, row_bytes: usize, should_stop: &dyn Fn() -> bool) -> Result<Completed, Self> {
+    fn complete(self: Box<Self>, row_bytes: usize, should_stop: &dyn Fn() -> bool) -> Result<Completed, Box<Self>> {
         while !self.transfer.wait_timeout(POLL_INTERVAL) {
             if let Err(forked) = self.transfer.check_process() {
                 return Ok((Err(forked.into()), self.rows));
@@ -168,13 +203,16 @@ impl Reading {
                 return Err(self);
             }
         }
-        let (memory, result) = self.transfer.wait();
-        let whole = memory.and_then(|parts| join(parts, self.rest)).and_then(|whole| whole.into_buffer().ok());
-        let fetched = Arc::new(Fetched { rows: self.rows, row_bytes, buffer: whole, staging: self.staging });
-        let rows = Arc::clone(&fetched.rows);
+        let Self { transfer, files, used_files, checks, rest, rows, staging } = *self;
+        let (memory, result) = transfer.wait();
+        let buffer = memory.and_then(|parts| join(parts, rest)).and_then(|whole| whole.into_buffer().ok());
+        let fetched = Arc::new(Fetched { rows: Arc::clone(&rows), row_bytes, buffer, staging });
         // Rows that arrived before this check are those of the file that was opened.
-        let result = match result.map_err(Error::from).and_then(|_| check_unchanged(&self.files, &self.used_files)) {
-            Ok(()) if fetched.buffer.is_some() => Ok(fetched),
+        let result = match result.map_err(Error::from).and_then(|_| check_unchanged(&files, &used_files)) {
+            Ok(()) if fetched.buffer.is_some() => {
+                let bytes = fetched.buffer.as_ref().map_or(&[][..], Buffer::as_slice);
+                checks.map_or(Ok(()), |checks| checks.check(bytes, &files)).map(|()| fetched)
+            }
             Ok(()) => {
                 let detail = "the engine did not return the buffer of a read; report this as a bug";
                 Err(IoError::new(ErrorKind::Io, "read", detail).into())

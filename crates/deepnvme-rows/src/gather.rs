@@ -84,8 +84,8 @@ impl RowStore {
         conversion: Option<Conversion>,
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
-        let row_bytes = conversion.map_or(self.table.row_bytes(), |as_| as_.bytes(self.table.row_bytes()));
-        RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, self.scales.as_ref())?;
+        let scales = self.scales.as_ref();
+        let row_bytes = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, scales)?.row_bytes();
         let gpus = self.engine.gpu_access();
         gpus.record_events([&target.region()])?.wait()?;
         let piece = (GPU_PIECE_BYTES / row_bytes.max(1)).clamp(1, rows.len().max(1));

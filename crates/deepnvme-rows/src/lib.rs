@@ -4,15 +4,18 @@
 //! [`Table`] says where each row is, and [`RowStore`] reads rows. `read_plan` decides, without I/O, which pages to read,
 //! and `cache` which rows stay. `fetch` is a batch of rows in flight, which all callers share that need one of them.
 //! `staging` has the buffers of these reads, and `row_writer` puts rows into the caller's memory. [`BackgroundStore`]
-//! adds gathers and prefetches in the background.
+//! adds gathers and prefetches in the background. [`pack()`] writes a table in `blocks` with checksums, and its scales
+//! next to its rows.
 #![forbid(unsafe_code)]
 
 mod background;
+mod blocks;
 mod cache;
 mod error;
 mod fetch;
 mod gather;
 pub mod ids;
+mod pack;
 mod read_plan;
 mod row_writer;
 mod scales;
@@ -23,8 +26,10 @@ mod sync;
 mod table;
 
 pub use background::{BackgroundStore, PendingGather};
+pub use blocks::BlockLayout;
 pub use cache::{Hold, S3Fifo, hash_row};
 pub use error::{Error, Result};
+pub use pack::{PACKED_KEY, PACKED_TENSOR, PACKED_VERSION, PackSource, pack};
 pub use row_writer::{Conversion, Element};
 pub use scales::{RowScales, ScaleType};
 pub use stats::RowStats;

@@ -59,6 +59,8 @@ pub(crate) struct RowWriter<'a> {
 struct Converter<'a> {
     conversion: Conversion,
     scales: Option<&'a RowScales>,
+    /// Bytes of a row without scales behind it.
+    element_bytes: usize,
     /// A row as fp32.
     wide: Vec<u8>,
     converted: Vec<u8>,
@@ -78,19 +80,26 @@ impl<'a> RowWriter<'a> {
         if scales.is_some() && conversion.is_none() {
             return Err(Error::Invalid("rows with scales are converted; say to which type".into()));
         }
-        let bytes = conversion.map_or(row_bytes, |conversion| conversion.bytes(row_bytes));
+        let element_bytes = scales.map_or(row_bytes, |scales| scales.element_bytes(row_bytes));
+        let bytes = conversion.map_or(row_bytes, |conversion| conversion.bytes(element_bytes));
         if rows.checked_mul(bytes) != Some(target.len()) {
             let detail = format!("{rows} rows of {bytes} bytes do not fit {} bytes of memory exactly", target.len());
             return Err(Error::Invalid(detail));
         }
         let converter = conversion.map(|conversion| Converter {
-            wide: vec![0; row_bytes / conversion.from.bytes() * Float::F32.bytes()],
+            wide: vec![0; element_bytes / conversion.from.bytes() * Float::F32.bytes()],
+            element_bytes,
             converted: vec![0; bytes],
             factors: vec![1.0; scales.map_or(1, RowScales::groups)],
             conversion,
             scales,
         });
         Ok(Self { target, row_bytes: bytes, converter })
+    }
+
+    /// Returns the bytes of a row in memory.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.row_bytes
     }
 
     /// Writes the row with this number to a position.
@@ -104,14 +113,15 @@ impl<'a> RowWriter<'a> {
 }
 
 impl Converter<'_> {
-    fn convert(&mut self, row: u64, bytes: &[u8]) -> &[u8] {
+    fn convert(&mut self, row: u64, record: &[u8]) -> &[u8] {
+        let bytes = &record[..self.element_bytes];
         let Conversion { from, to, scale } = self.conversion;
         let done = match from {
             Element::Float(from) if scale.is_none() && self.scales.is_none() => {
                 cast::convert(from, to, bytes, &mut self.converted)
             }
             _ => widen(from, bytes, &mut self.wide).and_then(|()| {
-                self.multiply(row, scale);
+                self.multiply(row, record, scale);
                 cast::convert(Float::F32, to, &self.wide, &mut self.converted)
             }),
         };
@@ -121,10 +131,10 @@ impl Converter<'_> {
     }
 
     /// Multiplies each group of the row by its factor.
-    fn multiply(&mut self, row: u64, scale: Option<f32>) {
+    fn multiply(&mut self, row: u64, record: &[u8], scale: Option<f32>) {
         self.factors.fill(1.0);
         if let Some(scales) = self.scales {
-            scales.copy(row, &mut self.factors);
+            scales.copy(row, record, &mut self.factors);
         }
         let elements = self.wide.as_chunks_mut().0;
         let group = elements.len().div_ceil(self.factors.len()).max(1);

@@ -1,4 +1,4 @@
-//! Scales of quantised rows, all in memory.
+//! Scales of quantised rows: all in memory, or each behind its row.
 
 use std::sync::Arc;
 
@@ -33,7 +33,15 @@ impl ScaleType {
 pub struct RowScales {
     kind: ScaleType,
     groups: usize,
-    memory: Buffer,
+    place: Place,
+}
+
+#[derive(Debug)]
+enum Place {
+    /// Those of all rows.
+    Memory(Buffer),
+    /// Behind the elements of the row, which have this many bytes.
+    BehindRow(usize),
 }
 
 impl RowScales {
@@ -64,7 +72,13 @@ impl RowScales {
         let joined =
             parts.and_then(|parts| crate::fetch::join(parts, vec![rest])).and_then(|all| all.into_buffer().ok());
         let lost = || IoError::new(ErrorKind::Io, "read", "the engine did not return the memory; report this as a bug");
-        Ok(Self { kind, groups: table.row_bytes() / kind.bytes(), memory: joined.ok_or_else(lost)? })
+        Ok(Self { kind, groups: table.row_bytes() / kind.bytes(), place: Place::Memory(joined.ok_or_else(lost)?) })
+    }
+
+    /// Describes the scales of a packed table, whose rows have this many bytes without them.
+    #[must_use]
+    pub fn behind_rows(kind: ScaleType, groups: usize, row_bytes: usize) -> Self {
+        Self { kind, groups, place: Place::BehindRow(row_bytes) }
     }
 
     /// Returns the scales of a row.
@@ -73,21 +87,42 @@ impl RowScales {
         self.groups
     }
 
-    /// Returns the bytes of all scales.
+    /// Returns the bytes of the scales that are in memory.
     #[must_use]
-    pub fn bytes(&self) -> u64 {
-        self.memory.len() as u64
+    pub fn memory_bytes(&self) -> u64 {
+        match &self.place {
+            Place::Memory(memory) => memory.len() as u64,
+            Place::BehindRow(_) => 0,
+        }
     }
 
-    /// Returns the number of rows that have scales.
-    pub(crate) fn rows(&self) -> u64 {
-        (self.memory.len() / (self.groups * self.kind.bytes()).max(1)) as u64
+    /// Checks that a table of these rows can have these scales.
+    pub(crate) fn check(&self, table: &Table) -> Result<()> {
+        let bytes = self.groups * self.kind.bytes();
+        let fits = match &self.place {
+            Place::Memory(memory) => table.rows().checked_mul(bytes as u64) == Some(memory.len() as u64),
+            Place::BehindRow(row_bytes) => row_bytes.checked_add(bytes) == Some(table.row_bytes()),
+        };
+        let rows = table.rows();
+        let detail = || format!("{} scales for each row do not fit a table of {rows} rows", self.groups);
+        if fits && self.groups > 0 { Ok(()) } else { Err(Error::Invalid(detail())) }
     }
 
-    /// Copies the scales of a row.
-    pub(crate) fn copy(&self, row: u64, factors: &mut [f32]) {
+    /// Returns the bytes of the elements of a row, of which `row_bytes` are on disk.
+    pub(crate) fn element_bytes(&self, row_bytes: usize) -> usize {
+        match &self.place {
+            Place::Memory(_) => row_bytes,
+            Place::BehindRow(bytes) => *bytes,
+        }
+    }
+
+    /// Copies the scales of a row, of which `record` is on disk.
+    pub(crate) fn copy(&self, row: u64, record: &[u8], factors: &mut [f32]) {
         let row_bytes = self.groups * self.kind.bytes();
-        let bytes = &self.memory.as_slice()[row as usize * row_bytes..][..row_bytes];
+        let bytes = match &self.place {
+            Place::Memory(memory) => &memory.as_slice()[row as usize * row_bytes..][..row_bytes],
+            Place::BehindRow(start) => &record[*start..],
+        };
         match self.kind {
             ScaleType::E8m0fnu => {
                 for (factor, code) in factors.iter_mut().zip(bytes) {

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use deepnvme_file::VersionedFile;
-use deepnvme_io::mem::{Buffer, PAGE_BYTES, RegionMut};
+use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, ReadItem};
 
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
-use crate::fetch::{Fetch, Fetched, FetchedRows, Reading};
+use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading};
 use crate::read_plan::{FileSizes, ReadPlan};
 use crate::scales::RowScales;
 use crate::staging::Staging;
@@ -62,24 +62,25 @@ impl RowStore {
         let bytes = files.iter().map(|file| file.file().len()).collect::<Result<Vec<_>, IoError>>()?;
         check_ranges(&table, &files, &bytes)?;
         let row_bytes = table.row_bytes();
-        let bytes_min = ReadPlan::bytes_min(row_bytes, PAGE_BYTES);
-        let scale_bytes = scales.as_ref().map_or(0, RowScales::bytes);
-        if scales.as_ref().is_some_and(|scales| scales.rows() != table.rows()) {
-            return Err(Error::Invalid(format!("there are scales for another number of rows than {}", table.rows())));
+        let alignment = table.alignment();
+        let bytes_min = ReadPlan::bytes_min(row_bytes, alignment);
+        let scale_bytes = scales.as_ref().map_or(0, RowScales::memory_bytes);
+        if let Some(scales) = &scales {
+            scales.check(&table)?;
         }
         let Some(memory) = memory.checked_sub(scale_bytes).filter(|rest| *rest >= bytes_min) else {
             return Err(Error::Memory { memory, row_bytes, bytes_min: bytes_min + scale_bytes });
         };
         let for_buffers = (memory / BUFFERS_FRACTION).max(bytes_min);
         let buffer_bytes =
-            (for_buffers / BUFFERS_MAX / PAGE_BYTES * PAGE_BYTES).clamp(bytes_min, BUFFER_BYTES_MAX.max(bytes_min));
+            (for_buffers / BUFFERS_MAX / alignment * alignment).clamp(bytes_min, BUFFER_BYTES_MAX.max(bytes_min));
         let buffers = (for_buffers / buffer_bytes).clamp(1, BUFFERS_MAX);
         let plan = CachePlan::new(memory - buffers * buffer_bytes, table.rows(), row_bytes);
         let allocation = |error: std::io::Error| Error::Io(IoError::from_io("allocate", &error));
         Ok(Self {
             engine,
             files: files.into(),
-            sizes: FileSizes { alignment: PAGE_BYTES, bytes },
+            sizes: FileSizes { alignment, bytes },
             cache: RowCache::new(plan).map_err(allocation)?,
             staging: Arc::new(Staging::new(buffer_bytes as usize, buffers as usize)),
             buffers: buffers as usize,
@@ -100,7 +101,7 @@ impl RowStore {
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         let buffers = (self.buffers * self.staging.buffer_bytes()) as u64;
-        self.cache.plan().bytes() + buffers + self.scales.as_ref().map_or(0, RowScales::bytes)
+        self.cache.plan().bytes() + buffers + self.scales.as_ref().map_or(0, RowScales::memory_bytes)
     }
 
     /// Returns how many rows fit into the cache.
@@ -283,7 +284,12 @@ impl RowStore {
             Ok(transfer) => {
                 let (files, staging) = (Arc::clone(&self.files), Arc::clone(&self.staging));
                 let rows = Arc::new(claimed);
-                fetch.start(Reading { transfer, files, used_files: plan.files(), rest, rows, staging });
+                let checks = self.table.blocks().map(|blocks| BlockChecks {
+                    blocks: *blocks,
+                    start: self.table.ranges()[0].offset,
+                    runs: plan.runs().to_vec(),
+                });
+                fetch.start(Reading { transfer, files, used_files: plan.files(), checks, rest, rows, staging });
                 Ok(Batch { fetch: Some(fetch), taken })
             }
             Err(refused) => {
@@ -356,7 +362,7 @@ fn check_ranges(table: &Table, files: &[VersionedFile], bytes: &[u64]) -> Result
                 files.len()
             )));
         };
-        let end = range.offset + range.rows * table.row_bytes() as u64;
+        let end = table.end_of(range);
         if end > bytes[range.file] {
             let error = IoError::end_of_file("open", bytes[range.file], range.offset, end - range.offset);
             return Err(error.at_path(file.file().path()).into());

@@ -1,5 +1,8 @@
 //! Where each row of a table is in its files.
 
+use deepnvme_io::mem::PAGE_BYTES;
+
+use crate::blocks::BlockLayout;
 use crate::cache::ROWS_MAX;
 use crate::error::{Error, Result};
 
@@ -21,6 +24,8 @@ pub struct Table {
     /// The first row of each range, and the number of all rows.
     firsts: Vec<u64>,
     row_bytes: usize,
+    /// For a packed table.
+    blocks: Option<BlockLayout>,
 }
 
 impl Table {
@@ -42,7 +47,22 @@ impl Table {
             }
             firsts.push(rows);
         }
-        Ok(Self { ranges, firsts, row_bytes })
+        Ok(Self { ranges, firsts, row_bytes, blocks: None })
+    }
+
+    /// Creates a packed table: rows in blocks, of which the first begins at the offset of `range`, a multiple of their
+    /// size.
+    ///
+    /// # Errors
+    /// `Invalid` if the blocks cannot be those of a table, or as [`new`](Self::new).
+    pub fn packed(range: RowRange, blocks: BlockLayout) -> Result<Self> {
+        let bytes = || blocks.blocks(range.rows).checked_mul(blocks.block_bytes as u64)?.checked_add(range.offset);
+        let fits = blocks.is_valid() && range.offset.is_multiple_of(blocks.block_bytes as u64);
+        if !fits || bytes().is_none_or(|end| end > i64::MAX as u64) {
+            let detail = format!("{blocks:?} cannot be the blocks of a table at {}", range.offset);
+            return Err(Error::Invalid(detail));
+        }
+        Ok(Self { blocks: Some(blocks), ..Self::new(vec![range], blocks.row_bytes)? })
     }
 
     /// Returns the number of rows.
@@ -63,6 +83,26 @@ impl Table {
         &self.ranges
     }
 
+    /// Returns the blocks of a packed table.
+    #[must_use]
+    pub fn blocks(&self) -> Option<&BlockLayout> {
+        self.blocks.as_ref()
+    }
+
+    /// Returns the size of which reads are multiples.
+    pub(crate) fn alignment(&self) -> u64 {
+        self.blocks.map_or(PAGE_BYTES, |blocks| blocks.block_bytes as u64)
+    }
+
+    /// Returns the offset behind the last byte of a range.
+    pub(crate) fn end_of(&self, range: &RowRange) -> u64 {
+        let bytes = match &self.blocks {
+            Some(blocks) => blocks.blocks(range.rows) * blocks.block_bytes as u64,
+            None => range.rows * self.row_bytes as u64,
+        };
+        range.offset + bytes
+    }
+
     /// Returns the file and the offset of a row.
     ///
     /// # Panics
@@ -72,7 +112,8 @@ impl Table {
         assert!(row < self.rows(), "row {row} of {}", self.rows());
         let at = self.firsts.partition_point(|first| *first <= row) - 1;
         let range = &self.ranges[at];
-        (range.file, range.offset + (row - self.firsts[at]) * self.row_bytes as u64)
+        let inside = row - self.firsts[at];
+        (range.file, range.offset + self.blocks.map_or(inside * self.row_bytes as u64, |blocks| blocks.offset(inside)))
     }
 }
 

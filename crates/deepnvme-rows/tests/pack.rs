@@ -1,0 +1,245 @@
+//! Packed tables have the rows of their source, and no changed byte of one is taken for a row.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use deepnvme_codec::{Float, Float8};
+use deepnvme_file::{Target, VersionedFile};
+use deepnvme_io::backend::BackendKind;
+use deepnvme_io::mem::Buffer;
+use deepnvme_io::{BackendFactory, Config, Engine};
+use deepnvme_rows::{
+    BlockLayout, Conversion, Element, Error, PackSource, RowRange, RowScales, RowStore, ScaleType, Table, pack,
+};
+use deepnvme_testkit::faults::{FaultPlan, Faults};
+use serde_json::json;
+use tempfile::TempDir;
+
+struct World {
+    folder: TempDir,
+    engine: Arc<Engine>,
+    files: Vec<VersionedFile>,
+    rows: Table,
+    scales: Table,
+    bytes: Vec<u8>,
+    scale_bytes: Vec<u8>,
+}
+
+const SCALES: usize = 4;
+
+fn world(row_bytes: usize, counts: &[u64]) -> World {
+    let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let mut random = fastrand::Rng::with_seed(row_bytes as u64);
+    let path = folder.path().join("source");
+    let rows = counts.iter().sum::<u64>() as usize;
+    let (mut bytes, mut scale_bytes) = (vec![0; rows * row_bytes], vec![0; rows * SCALES]);
+    random.fill(&mut bytes);
+    scale_bytes.fill_with(|| random.u8(100..140));
+    fs::write(&path, [&[9; 100][..], &bytes, &scale_bytes].concat()).unwrap();
+    let mut ranges = Vec::new();
+    let mut offset = 100;
+    for rows in counts {
+        ranges.push(RowRange { file: 0, offset, rows: *rows });
+        offset += rows * row_bytes as u64;
+    }
+    let scales = Table::new(vec![RowRange { file: 0, offset, rows: rows as u64 }], SCALES).unwrap();
+    World {
+        engine: Arc::new(Engine::new(Config { workers: 1, ..Config::default() }).unwrap()),
+        files: vec![VersionedFile::open(path).unwrap()],
+        rows: Table::new(ranges, row_bytes).unwrap(),
+        scales,
+        bytes,
+        scale_bytes,
+        folder,
+    }
+}
+
+impl World {
+    fn target(&self) -> PathBuf {
+        self.folder.path().join("packed.safetensors")
+    }
+
+    fn pack(&self, has_scales: bool) -> Result<BlockLayout, Error> {
+        let description = json!({ "dtype": "uint8" });
+        let scales = has_scales.then_some(&self.scales);
+        let source = PackSource { files: &self.files, rows: &self.rows, scales, description: &description };
+        pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)
+    }
+
+    fn open(&self, layout: BlockLayout, scales: Option<RowScales>) -> RowStore {
+        let offset = data_offset(&self.target());
+        let range = RowRange { file: 0, offset, rows: self.rows.rows() };
+        let table = Table::packed(range, layout).unwrap();
+        let file = VersionedFile::open(self.target()).unwrap();
+        RowStore::new(Arc::clone(&self.engine), vec![file], table, scales, 16 << 20).unwrap()
+    }
+}
+
+fn data_offset(path: &Path) -> u64 {
+    let head: [u8; 8] = fs::read(path).unwrap()[..8].try_into().unwrap();
+    8 + u64::from_le_bytes(head)
+}
+
+fn gather(store: &RowStore, rows: &[u64], bytes: usize, conversion: Option<Conversion>) -> Result<Vec<u8>, Error> {
+    let target = Buffer::zeroed(bytes).unwrap().into_region();
+    store.gather(rows, &target, conversion, &|| false)?;
+    Ok(target.into_buffer().unwrap().as_slice().to_vec())
+}
+
+#[test]
+fn packed_rows_are_those_of_the_source() {
+    for row_bytes in [1, 160, 1400, 4092, 4093, 17_920, 5 << 20] {
+        let counts: &[u64] = if row_bytes > 1 << 20 { &[1, 2] } else { &[700, 0, 1, 299] };
+        let world = world(row_bytes, counts);
+        let layout = world.pack(false).unwrap();
+        let store = world.open(layout, None);
+        let all: Vec<u64> = (0..world.rows.rows()).rev().collect();
+        for rows in all.chunks(300) {
+            let expected: Vec<u8> =
+                rows.iter().flat_map(|row| &world.bytes[*row as usize * row_bytes..][..row_bytes]).copied().collect();
+            assert!(gather(&store, rows, expected.len(), None).unwrap() == expected, "{row_bytes}");
+        }
+    }
+}
+
+#[test]
+fn scales_lie_behind_their_rows() {
+    let world = world(64, &[500]);
+    let layout = world.pack(true).unwrap();
+    assert_eq!(layout.row_bytes, 64 + SCALES);
+    let store = world.open(layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
+    let conversion = Conversion { from: Element::Int8, to: Float::F32, scale: None };
+    let rows = [499, 0, 250, 250];
+    let made = gather(&store, &rows, rows.len() * 256, Some(conversion)).unwrap();
+    let mut expected = Vec::new();
+    for row in rows {
+        for column in 0..64 {
+            let element = f32::from(world.bytes[row as usize * 64 + column] as i8);
+            let scale = world.scale_bytes[row as usize * SCALES + column / 16];
+            expected.extend((element * Float8::E8m0fnu.values()[usize::from(scale)]).to_le_bytes());
+        }
+    }
+    assert!(made == expected);
+    assert!(gather(&store, &rows, rows.len() * 68, None).is_err(), "rows with scales are converted");
+}
+
+#[test]
+fn the_file_is_safetensors() {
+    let world = world(160, &[1000]);
+    let layout = world.pack(false).unwrap();
+    let file = fs::read(world.target()).unwrap();
+    let start = data_offset(&world.target()) as usize;
+    assert_eq!(start % layout.block_bytes, 0);
+    let header: serde_json::Value = serde_json::from_slice(&file[8..start]).unwrap();
+    assert_eq!(header["rows"]["shape"], json!([40, 4096]));
+    assert_eq!(header["rows"]["data_offsets"], json!([0, file.len() - start]));
+    let description: serde_json::Value =
+        serde_json::from_str(header["__metadata__"]["deepnvme.rows"].as_str().unwrap()).unwrap();
+    let expected = json!({
+        "version": 1, "rows": 1000, "row_bytes": 160, "rows_per_block": 25, "block_bytes": 4096,
+        "row": { "dtype": "uint8" },
+    });
+    assert_eq!(description, expected);
+}
+
+#[test]
+fn every_flipped_byte_of_a_block_is_noticed() {
+    let world = world(160, &[60]);
+    let layout = world.pack(false).unwrap();
+    let sound = fs::read(world.target()).unwrap();
+    let start = data_offset(&world.target()) as usize;
+    let mut random = fastrand::Rng::with_seed(1);
+    for at in (start..sound.len()).step_by(7) {
+        let mut damaged = sound.clone();
+        damaged[at] ^= 1 << random.u8(0..8);
+        fs::write(world.target(), damaged).unwrap();
+        let store = world.open(layout, None);
+        let block = (at - start) / layout.block_bytes;
+        for number in 0..3 {
+            let row = (number * 25) as u64;
+            match gather(&store, &[row], 160, None) {
+                // A neighbouring block may come with the same read.
+                Ok(bytes) => assert!(number != block && bytes == world.bytes[row as usize * 160..][..160]),
+                Err(Error::Checksum { offset, first_row, .. }) => {
+                    assert_eq!((offset as usize, first_row as usize), (start + block * 4096, block * 25));
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn swapped_blocks_are_noticed() {
+    let world = world(160, &[60]);
+    let layout = world.pack(false).unwrap();
+    let mut bytes = fs::read(world.target()).unwrap();
+    let start = data_offset(&world.target()) as usize;
+    let (first, second) = bytes[start..].split_at_mut(4096);
+    first.swap_with_slice(&mut second[..4096]);
+    fs::write(world.target(), bytes).unwrap();
+    let store = world.open(layout, None);
+    assert!(matches!(gather(&store, &[0], 160, None), Err(Error::Checksum { .. })));
+}
+
+#[test]
+fn an_unfinished_file_never_has_its_name() {
+    let world = world(160, &[5000]);
+    fs::write(world.target(), b"before").unwrap();
+    let description = json!({});
+    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: &description };
+    let stopped = pack(&world.engine, source, &Target::from(&world.target()), &mut |rows| rows < 2000);
+    assert!(matches!(stopped, Err(Error::Interrupted)));
+    for seed in 0..20 {
+        let faults = Faults::new(FaultPlan { seed, eio: 100, enospc: 100, ..FaultPlan::default() });
+        let factory: BackendFactory =
+            Arc::new(move |setup| Ok(Box::new(faults.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
+        let engine = Engine::with_backends(Config { workers: 1, ..Config::default() }, factory).unwrap();
+        if pack(&Arc::new(engine), source, &Target::from(&world.target()), &mut |_| true).is_ok() {
+            fs::write(world.target(), b"before").unwrap();
+        }
+    }
+    assert_eq!(fs::read(world.target()).unwrap(), b"before");
+    assert_eq!(fs::read_dir(world.folder.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_source_that_changes_meanwhile_is_refused() {
+    let world = world(160, &[5000]);
+    let description = json!({});
+    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: &description };
+    let path = world.folder.path().join("source");
+    let mut change = |rows: u64| {
+        if rows < 100 {
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[0] ^= 1;
+            fs::write(&path, bytes).unwrap();
+        }
+        true
+    };
+    let packed = pack(&world.engine, source, &Target::from(&world.target()), &mut change);
+    assert!(matches!(packed, Err(Error::Changed { .. })), "{packed:?}");
+    assert!(!world.target().exists());
+}
+
+#[test]
+fn impossible_blocks_are_refused() {
+    let good = BlockLayout { row_bytes: 160, rows_per_block: 25, block_bytes: 4096 };
+    let range = RowRange { file: 0, offset: 4096, rows: 100 };
+    assert!(Table::packed(range, good).is_ok());
+    for bad in [
+        BlockLayout { row_bytes: 0, ..good },
+        BlockLayout { rows_per_block: 0, ..good },
+        BlockLayout { rows_per_block: 26, ..good },
+        BlockLayout { block_bytes: 4000, ..good },
+        BlockLayout { block_bytes: 0, ..good },
+        BlockLayout { rows_per_block: usize::MAX, row_bytes: 2, ..good },
+    ] {
+        assert!(Table::packed(range, bad).is_err(), "{bad:?}");
+    }
+    assert!(Table::packed(RowRange { offset: 100, ..range }, good).is_err());
+    assert!(Table::packed(RowRange { rows: u64::MAX, ..range }, good).is_err());
+}
