@@ -1075,6 +1075,15 @@ class _History:
     def record_settled(self, placed: list[str], gone: list[str]) -> None: ...
 
 def _checkpoint_paths(folder: Path, text: str) -> list[Path]: ...
+def _pack_rows(
+    paths: Sequence[_Path],
+    rows: tuple[Sequence[tuple[int, int, int]], int],
+    scales: tuple[Sequence[tuple[int, int, int]], int] | None,
+    description: str,
+    target: _Path,
+    report: Callable[[int], object] | None,
+    engine: Engine | None,
+) -> int: ...
 def _remove_leftovers(path: _Name) -> None: ...
 def _retire_set(index: _Name, record_at: Sequence[str]) -> list[Path] | None: ...
 def _open_regular(path: _Name) -> int: ...
@@ -1455,7 +1464,8 @@ class _RowStore:
         cls,
         paths: Sequence[_Path],
         rows: tuple[Sequence[tuple[int, int, int]], int],
-        scales: tuple[tuple[Sequence[tuple[int, int, int]], int], str] | None,
+        blocks: tuple[int, int] | None,
+        scales: tuple[tuple[int, int] | tuple[Sequence[tuple[int, int, int]], int], str] | None,
         memory_bytes: int,
         engine: Engine | None,
     ) -> Self: ...

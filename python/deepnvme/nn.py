@@ -30,14 +30,15 @@ class DiskEmbedding(torch.nn.Module):
     The result is on the device of the ids.
 
     Args:
-        table: the table. Each row has one dimension.
-        padding_idx: ids of this value give zeros. Negative ones count from the end. Default: none.
-        scale: a factor for each element, as some models apply to their embeddings. Default: none.
-        dtype: the dtype of the result. Default: the table's. ``to(dtype)`` changes it.
+        table: a ``RowStore`` whose rows are one-dimensional.
+        padding_idx: the id whose result is zeros. A negative ``padding_idx`` counts from the last row; ids must not be
+            negative. Default: none.
+        scale: one number by which every element is multiplied, as some models do. Default: none.
+        dtype: the dtype of the result. Default: the table's ``gathered_dtype``. ``to(dtype)`` changes it.
 
     Raises:
         TypeError: ``table`` is no :class:`~deepnvme.RowStore`.
-        ValueError: its rows have not one dimension, or ``padding_idx`` is no row.
+        ValueError: its rows are not one-dimensional, or ``padding_idx`` is out of range.
 
     Example:
         >>> size = deepnvme.save({"weight": torch.ones(10, 4)}, "embedding.safetensors")
@@ -78,17 +79,18 @@ class DiskEmbedding(torch.nn.Module):
         )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows of ids of any shape."""
+        """Return the rows for ``ids``, a tensor of any shape."""
         return self._finish(ids, self.start(ids))
 
     def start(self, ids: torch.Tensor) -> Gather:
-        """Start to read the rows of ids, while something else is computed.
+        """Start reading the rows of ``ids``, so that other work can run meanwhile.
 
         Args:
-            ids: the numbers of the rows.
+            ids: row numbers, in a tensor of any shape.
 
         Returns:
-            The :class:`~deepnvme.Gather` in flight. Its result has the rows of the padding as they are on disk.
+            The :class:`~deepnvme.Gather` in flight. Unlike ``forward``, its result does not zero the rows of padding;
+            ``scale`` and ``dtype`` are applied.
 
         Raises:
             IndexError, TypeError, ClosedError: as in :meth:`RowStore.gather <deepnvme.RowStore.gather>`.

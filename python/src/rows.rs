@@ -1,5 +1,7 @@
 //! The `_RowStore` and `_Gather` classes, which `deepnvme._rows` wraps.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use deepnvme_codec::Float8;
@@ -7,7 +9,8 @@ use deepnvme_file::VersionedFile;
 use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{
-    BackgroundStore, Conversion, Element, Error, PendingGather, RowRange, RowScales, RowStore, ScaleType, Table,
+    BackgroundStore, BlockLayout, Conversion, Element, Error, PackSource, PendingGather, RowRange, RowScales, RowStore,
+    ScaleType, Table,
 };
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -22,6 +25,13 @@ use crate::{default, error, interruptible, tensor_memory, torch};
 
 /// The ranges of a table, each with its file, offset and rows; and the bytes of a row.
 type TableArgument = (Vec<(usize, u64, u64)>, usize);
+/// Where scales are: behind each row, as their number and the bytes of a row before them; or in a table.
+#[derive(FromPyObject)]
+enum ScalesArgument {
+    BehindRows(usize, usize),
+    Table(TableArgument),
+}
+
 /// The types before and after a conversion, and a factor.
 type ConversionArgument = (String, String, Option<f32>);
 
@@ -42,27 +52,26 @@ pub(crate) struct PyRowStore {
 impl PyRowStore {
     #[new]
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    #[pyo3(signature = (paths, rows, scales, memory_bytes, engine))]
+    #[pyo3(signature = (paths, rows, blocks, scales, memory_bytes, engine))]
     fn new(
         py: Python<'_>,
         paths: Vec<Bound<'_, PyAny>>,
         rows: TableArgument,
-        scales: Option<(TableArgument, String)>,
+        blocks: Option<(usize, usize)>,
+        scales: Option<(ScalesArgument, String)>,
         memory_bytes: u64,
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
         let engine = default::or_default(py, engine)?;
-        let open = |path: &Bound<'_, PyAny>| {
-            let target = PathArgument::new(path)?
-                .named(|number| format!("rows are read from a path, not from descriptor {number}"))?;
-            VersionedFile::open(target).map_err(|error| error::to_exception(py, &error))
-        };
-        let files = paths.iter().map(open).collect::<PyResult<Vec<_>>>()?;
-        let scales = scales.map(|(table, name)| Ok::<_, PyErr>((table, scale_type(&name)?))).transpose()?;
+        let files = open(py, &paths)?;
+        let scales = scales.map(|(place, name)| Ok::<_, PyErr>((place, scale_type(&name)?))).transpose()?;
         let made = py.detach(|| {
-            let read = |(scales, kind)| RowScales::read(&engine, &files, &table(scales)?, kind);
+            let read = |(place, kind)| match place {
+                ScalesArgument::BehindRows(groups, row_bytes) => Ok(RowScales::behind_rows(kind, groups, row_bytes)),
+                ScalesArgument::Table(scales) => RowScales::read(&engine, &files, &table(scales, None)?, kind),
+            };
             let scales = scales.map(read).transpose()?;
-            RowStore::new(engine, files, table(rows)?, scales, memory_bytes).map(BackgroundStore::new)
+            RowStore::new(engine, files, table(rows, blocks)?, scales, memory_bytes).map(BackgroundStore::new)
         });
         Ok(Self { store: ParentOnly::new(made.map_err(|error| to_exception(py, &error))?) })
     }
@@ -210,9 +219,67 @@ impl PyGather {
     }
 }
 
-fn table((ranges, row_bytes): TableArgument) -> Result<Table, Error> {
-    let range = |(file, offset, rows)| RowRange { file, offset, rows };
-    Table::new(ranges.into_iter().map(range).collect(), row_bytes)
+/// Packs a table into a file, and returns how many bytes a block has.
+#[expect(clippy::too_many_arguments, reason = "only the package calls it")]
+#[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
+#[pyfunction]
+#[pyo3(signature = (paths, rows, scales, description, target, report, engine))]
+pub(crate) fn _pack_rows(
+    py: Python<'_>,
+    paths: Vec<Bound<'_, PyAny>>,
+    rows: TableArgument,
+    scales: Option<TableArgument>,
+    description: String,
+    target: &Bound<'_, PyAny>,
+    report: Option<Py<PyAny>>,
+    engine: Option<&Bound<'_, PyEngine>>,
+) -> PyResult<usize> {
+    let engine = default::or_default(py, engine)?;
+    let files = open(py, &paths)?;
+    let target = PathArgument::new(target)?
+        .named(|number| format!("a packed table is written to a path, not to descriptor {number}"))?;
+    let packed = Arc::new(AtomicU64::new(0));
+    let done = Arc::clone(&packed);
+    let is_stopped = Arc::new(AtomicBool::new(false));
+    let stopped = Arc::clone(&is_stopped);
+    let work = move || {
+        let (rows, scales) = (table(rows, None)?, scales.map(|scales| table(scales, None)).transpose()?);
+        let source = PackSource { files: &files, rows: &rows, scales: scales.as_ref(), description: &description };
+        deepnvme_rows::pack(&engine, source, &target, &mut |rows| {
+            done.store(rows, Ordering::Relaxed);
+            !stopped.load(Ordering::Relaxed)
+        })
+    };
+    let mut poll = || match &report {
+        Some(report) => report.call1(py, (packed.load(Ordering::Relaxed),)).map(drop),
+        None => Ok(()),
+    };
+    let layout = interruptible::run_polling(py, work, &mut poll, &|| is_stopped.store(true, Ordering::Relaxed), None)?;
+    layout.map(|layout| layout.block_bytes).map_err(|error| to_exception(py, &error))
+}
+
+fn open(py: Python<'_>, paths: &[Bound<'_, PyAny>]) -> PyResult<Vec<VersionedFile>> {
+    let open = |path: &Bound<'_, PyAny>| {
+        let target = PathArgument::new(path)?
+            .named(|number| format!("rows are read from a path, not from descriptor {number}"))?;
+        VersionedFile::open(target).map_err(|error| error::to_exception(py, &error))
+    };
+    paths.iter().map(open).collect()
+}
+
+fn table((ranges, row_bytes): TableArgument, blocks: Option<(usize, usize)>) -> Result<Table, Error> {
+    let mut ranges: Vec<RowRange> =
+        ranges.into_iter().map(|(file, offset, rows)| RowRange { file, offset, rows }).collect();
+    match (blocks, ranges.pop()) {
+        (Some((rows_per_block, block_bytes)), Some(range)) if ranges.is_empty() => {
+            Table::packed(range, BlockLayout { row_bytes, rows_per_block, block_bytes })
+        }
+        (None, last) => {
+            ranges.extend(last);
+            Table::new(ranges, row_bytes)
+        }
+        _ => Err(Error::Invalid("a packed table has one range".into())),
+    }
 }
 
 fn parse_conversion((from, to, scale): ConversionArgument) -> PyResult<Conversion> {
@@ -234,6 +301,11 @@ fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
     match error {
         Error::Io(error) => error::to_exception(py, error),
         Error::Changed { path, .. } => error::plain_of_file(py, "ChangedFileError", error.to_string(), path),
+        Error::Checksum { path, offset, .. } => {
+            let raised = error::plain_of_file(py, "ChecksumError", error.to_string(), path);
+            let set = raised.value(py).setattr("offset", offset);
+            set.err().unwrap_or(raised)
+        }
         Error::NoSuchRow { .. } => PyIndexError::new_err(error.to_string()),
         Error::Invalid(_) | Error::Memory { .. } => InvalidArgumentError::new_err(error.to_string()),
         Error::Interrupted => error::plain(py, "CancelledError", error.to_string()),

@@ -32,8 +32,8 @@ pub struct PackSource<'a> {
     pub rows: &'a Table,
     /// The scales of each row, as bytes.
     pub scales: Option<&'a Table>,
-    /// The description of a row, as JSON: its shape and its types.
-    pub description: &'a serde_json::Value,
+    /// The description of a row, in JSON: its shape and its types.
+    pub description: &'a str,
 }
 
 /// Writes a packed table. The file gets its name when it is complete and on the disk.
@@ -59,7 +59,7 @@ pub fn pack(
     }
     let layout = BlockLayout::plan(rows.row_bytes() + scales.map_or(0, Table::row_bytes));
     let mut writer = FileWriter::create(Arc::clone(engine), target, Durability::Full)?;
-    writer.write(&header(source, &layout))?;
+    writer.write(&header(source, &layout)?)?;
     let mut row_pieces = Pieces::new(engine, files, rows)?;
     let mut scale_pieces = scales.map(|scales| Pieces::new(engine, files, scales)).transpose()?;
     let mut block = vec![0; layout.block_bytes];
@@ -90,7 +90,9 @@ pub fn pack(
 }
 
 /// The header of the file, up to the first block.
-fn header(source: PackSource<'_>, layout: &BlockLayout) -> Vec<u8> {
+fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
+    let invalid = |error: serde_json::Error| Error::Invalid(format!("the description of rows is no JSON: {error}"));
+    let row: serde_json::Value = serde_json::from_str(source.description).map_err(invalid)?;
     let rows = source.rows.rows();
     let blocks = layout.blocks(rows);
     let description = json!({
@@ -99,7 +101,7 @@ fn header(source: PackSource<'_>, layout: &BlockLayout) -> Vec<u8> {
         "row_bytes": layout.row_bytes,
         "rows_per_block": layout.rows_per_block,
         "block_bytes": layout.block_bytes,
-        "row": source.description,
+        "row": row,
     });
     let text = json!({
         "__metadata__": { PACKED_KEY: description.to_string() },
@@ -111,7 +113,7 @@ fn header(source: PackSource<'_>, layout: &BlockLayout) -> Vec<u8> {
     });
     let mut header = text.to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(layout.block_bytes) - 8, b' ');
-    [&(header.len() as u64).to_le_bytes()[..], &header].concat()
+    Ok([&(header.len() as u64).to_le_bytes()[..], &header].concat())
 }
 
 /// Reads the rows of a table in order, one piece ahead.

@@ -63,9 +63,8 @@ impl World {
     }
 
     fn pack(&self, has_scales: bool) -> Result<BlockLayout, Error> {
-        let description = json!({ "dtype": "uint8" });
         let scales = has_scales.then_some(&self.scales);
-        let source = PackSource { files: &self.files, rows: &self.rows, scales, description: &description };
+        let source = PackSource { files: &self.files, rows: &self.rows, scales, description: r#"{"dtype": "uint8"}"# };
         pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)
     }
 
@@ -189,8 +188,7 @@ fn swapped_blocks_are_noticed() {
 fn an_unfinished_file_never_has_its_name() {
     let world = world(160, &[5000]);
     fs::write(world.target(), b"before").unwrap();
-    let description = json!({});
-    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: &description };
+    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: "{}" };
     let stopped = pack(&world.engine, source, &Target::from(&world.target()), &mut |rows| rows < 2000);
     assert!(matches!(stopped, Err(Error::Interrupted)));
     for seed in 0..20 {
@@ -209,8 +207,7 @@ fn an_unfinished_file_never_has_its_name() {
 #[test]
 fn a_source_that_changes_meanwhile_is_refused() {
     let world = world(160, &[5000]);
-    let description = json!({});
-    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: &description };
+    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: "{}" };
     let path = world.folder.path().join("source");
     let mut change = |rows: u64| {
         if rows < 100 {

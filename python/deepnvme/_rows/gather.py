@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class Gather:
     """Rows on their way into a tensor, from :meth:`RowStore.start_gather`.
 
-    Don't use the tensor until the gather is done. Dropping the ``Gather`` does not stop it.
+    Don't use the tensor until the gather is done. Dropping the ``Gather`` does not stop the reads.
 
     Example:
         >>> deepnvme.write(torch.arange(12.0), "rows.bin")
@@ -43,7 +43,9 @@ class Gather:
             The tensor with the rows.
 
         Raises:
-            TimeoutError: the gather is still in flight (``deepnvme.errors.WaitTimeoutError``).
+            TimeoutError: the gather is still in flight (``deepnvme.errors.WaitTimeoutError``). It continues: wait
+                again, or cancel it.
+            ValueError: ``timeout`` is negative, or not a number.
             deepnvme.Error: the gather failed, or was cancelled. Each later call raises it again.
         """
         if not self._started.wait(timeout):
@@ -56,7 +58,10 @@ class Gather:
         return self._started.is_done()
 
     def cancel(self) -> None:
-        """Stop the gather. ``result`` then raises ``deepnvme.errors.CancelledError``, unless it was done before."""
+        """Stop the gather, unless it is done.
+
+        ``result`` then raises ``deepnvme.errors.CancelledError``, and the contents of the tensor are undefined.
+        """
         self._started.cancel()
 
     def __repr__(self) -> str:

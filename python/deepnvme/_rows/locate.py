@@ -23,8 +23,20 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
 
+class TableSource(NamedTuple):
+    """A table, as the caller describes it."""
+
+    source: Any
+    tensor: str | Sequence[str] | None
+    scales: str | Sequence[str] | None
+    shape: Sequence[int] | None
+    dtype: torch.dtype | None
+    offset: int
+    engine: Engine | None
+
+
 class Located(NamedTuple):
-    """Rows and their files."""
+    """Rows or scales, and their files."""
 
     paths: list[Any]
     ranges: list[tuple[int, int, int]]

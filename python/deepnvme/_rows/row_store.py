@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._deepnvme import _RowStore
+from deepnvme._deepnvme import _pack_rows, _RowStore
 from deepnvme._rows.gather import Gather
-from deepnvme._rows.locate import Located, check_described, check_names, locate_raw, locate_tensors
+from deepnvme._rows.locate import Located, TableSource, check_described, check_names, locate_raw, locate_tensors
+from deepnvme._rows.packed import describe, locate_packed
 from deepnvme._rows.stats import RowStats
 from deepnvme._utils.arguments import check_engine, parse_bytes, shown
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import checked_dtype
+from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -33,30 +35,33 @@ _SCALES = {**_FLOATS, torch.float8_e8m0fnu: "float8_e8m0fnu"}
 
 @public
 class RowStore:
-    """Read rows of a table on disk, in any order, and keep rows that are used often in memory.
+    """Read rows of a table on disk, in any order, and cache frequently used rows in memory.
 
-    It is for tables larger than memory, of which a few rows are used at a time: embeddings, features of a graph, keys
-    of a search. Rows are read from where they are. Neighbours are read together, and repeated rows once. The page cache
-    is not used. All methods are thread-safe.
+    It is for tables larger than memory, of which a few rows are used at a time: embeddings, features of a graph,
+    vectors of a search index. Rows are read in place. Rows that are adjacent on disk are read together, and a repeated
+    row is read once. With direct I/O, rows bypass the page cache. All methods are thread-safe, and a ``with`` block
+    closes the table.
 
     Args:
-        source: the file: safetensors, a torch archive, a model's folder or index, a :class:`StripeSet`, or a raw file.
-        tensor: the name of the table; a list of names for a table in several tensors, in the order of their rows. The
-            first dimension of each counts rows.
+        source: the file: safetensors, a torch archive, a model's folder or index, a :class:`StripeSet`, a raw file, or
+            a table that :meth:`create` has packed.
+        tensor: the name of the table, required for a checkpoint file. A list of names, for a table in several tensors,
+            in the order of their rows. The first dimension of each tensor is its rows.
         memory: bytes for cached rows with their index, for reads in flight, and for scales, such as ``"2GB"``.
-        scales: the name of a tensor with the scales of quantised rows, or several in order. It has one scale for each
-            row, or for each of some equal groups of columns, in a float type or ``float8_e8m0fnu``. All are kept in
-            memory.
-        shape: for a raw file, the shape of the table, such as ``(rows, columns)``.
-        dtype: for a raw file, the dtype of its elements.
+        scales: the name of a tensor with the scales of quantised rows, or several in order. Its shape is ``(rows,)`` or
+            ``(rows, groups)``: one scale for each row, or for each equal group of a row's columns. Its dtype is a float
+            type or ``float8_e8m0fnu``. All scales are kept in memory, except those of a packed table. Default: none.
+        shape: the shape of the table, such as ``(rows, columns)``; required for a raw file, and not allowed otherwise.
+        dtype: the dtype of its elements; required for a raw file, and not allowed otherwise.
         offset: for a raw file, bytes before the first row. Default 0.
         engine: the engine to use. Default: the default engine.
 
     Raises:
         OSError: the file cannot be opened.
         KeyError: the file has no such tensor.
-        ValueError: ``memory`` is too little for one row; the message states how much is enough. Or the rows are of
-            different kinds.
+        ValueError: ``memory`` is too little for one row; the message states the minimum. Or tensors of the list differ
+            in dtype, or in the shape of their rows.
+        CorruptFileError: the description of a packed table is damaged.
         EndOfFileError: the raw file is shorter than ``shape`` says.
 
     Example:
@@ -85,27 +90,91 @@ class RowStore:
     ) -> None:
         nbytes = parse_bytes(memory)
         check_engine(engine)
-        scale_table = None
-        if check_described(dtype, shape):
-            if tensor is not None or scales is not None:
-                msg = "tensor and scales name tensors of a checkpoint file, and shape and dtype describe a raw file"
-                raise InvalidArgumentError(msg)
-            assert shape is not None
-            assert dtype is not None
-            located = locate_raw(source, shape, dtype, offset)
-        elif tensor is None:
-            msg = "tensor is missing: name the tensor of a checkpoint file, or give shape and dtype of a raw file"
-            raise InvalidArgumentError(msg)
+        if tensor is None and scales is None and dtype is None and shape is None:
+            packed = locate_packed(source, engine)
+            described = packed.rows
+            behind_rows = None
+            if packed.scales is not None:
+                kind, count = packed.scales
+                behind_rows = (count, described.row_bytes), _SCALES[kind]
+            rows = described.ranges, packed.row_bytes
+            self._store = _RowStore(described.paths, rows, packed.blocks, behind_rows, nbytes, engine)
+            self._has_scales = packed.scales is not None
         else:
-            located = locate_tensors(source, check_names(tensor), engine)
-            if scales is not None:
-                scale_table = _check_scales(located, locate_tensors(source, check_names(scales), engine))
-        self._has_scales = scale_table is not None
-        paths = [*dict.fromkeys([*located.paths, *(scale_table.paths if scale_table else ())])]
-        self._row_shape, self._dtype, self._rows = located.row_shape, located.dtype, located.rows
-        described = None if scale_table is None else (scale_table.in_files(paths), _SCALES[scale_table.dtype])
-        self._store = _RowStore(paths, located.in_files(paths), described, nbytes, engine)
+            described, scale_table = _locate(TableSource(source, tensor, scales, shape, dtype, offset, engine))
+            paths = _paths_of(described, scale_table)
+            argument = None if scale_table is None else (scale_table.in_files(paths), _SCALES[scale_table.dtype])
+            self._store = _RowStore(paths, described.in_files(paths), None, argument, nbytes, engine)
+            self._has_scales = scale_table is not None
+        self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
         self._is_closed = False
+
+    @classmethod
+    def create(
+        cls,
+        path: str | bytes | os.PathLike[str] | StripeSet,
+        source: str | bytes | os.PathLike[str] | StripeSet,
+        tensor: str | Sequence[str] | None = None,
+        *,
+        memory: int | str,
+        scales: str | Sequence[str] | None = None,
+        shape: Sequence[int] | None = None,
+        dtype: torch.dtype | None = None,
+        offset: int = 0,
+        progress: ProgressArgument = None,
+        engine: Engine | None = None,
+    ) -> Self:
+        """Pack a table into a new file, and open that.
+
+        No row of a packed table crosses a page needlessly, and its scales lie behind it, so that a row takes one read.
+        Each block of rows has a checksum, which every read compares. The file is replaced atomically. It is a
+        safetensors file with a tensor of bytes.
+
+        Args:
+            path: the new file.
+            source: the table, as in :class:`RowStore`.
+            tensor: as in :class:`RowStore`.
+            memory: as in :class:`RowStore`. Packing itself takes 16 MiB at most, or four times the size of a row.
+            scales: as in :class:`RowStore`.
+            shape: as in :class:`RowStore`.
+            dtype: as in :class:`RowStore`.
+            offset: as in :class:`RowStore`.
+            progress: a progress bar on a terminal (``None``, the default), always (True) or never (False); or a
+                function of bytes so far and bytes in all.
+            engine: as in :class:`RowStore`.
+
+        Returns:
+            The packed table.
+
+        Raises:
+            ChangedFileError: the source was changed meanwhile.
+            OSError, KeyError, ValueError: as in :class:`RowStore`; or the file cannot be written.
+
+        Example:
+            >>> size = deepnvme.save({"table": torch.arange(40.0).reshape(10, 4)}, "model.safetensors")
+            >>> table = deepnvme.RowStore.create("rows.safetensors", "model.safetensors", "table", memory="1MB")
+            >>> table.gather([9])
+            tensor([[36., 37., 38., 39.]])
+            >>> deepnvme.RowStore("rows.safetensors", memory="1MB")
+            RowStore(10 rows of (4,), torch.float32)
+        """
+        check_engine(engine)
+        rows, scale_table = _locate(TableSource(source, tensor, scales, shape, dtype, offset, engine))
+        paths = _paths_of(rows, scale_table)
+        report = progress_callback(progress, "packing", path)
+        total = rows.rows * rows.row_bytes
+        _pack_rows(
+            paths,
+            rows.in_files(paths),
+            None if scale_table is None else scale_table.in_files(paths),
+            describe(rows, scale_table),
+            path,
+            None if report is None else lambda done: report(done * rows.row_bytes, total),
+            engine,
+        )
+        if report is not None:
+            report(total, total)
+        return cls(path, memory=memory, engine=engine)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -119,7 +188,7 @@ class RowStore:
 
     @property
     def gathered_dtype(self) -> torch.dtype:
-        """The dtype of gathered rows, unless a call names another: float32 for a table with scales, or the table's."""
+        """The dtype of gathered rows unless a call names another: float32 for a table with scales, else the table's."""
         return torch.float32 if self._has_scales else self._dtype
 
     def __len__(self) -> int:
@@ -138,24 +207,26 @@ class RowStore:
         dtype: torch.dtype | None = None,
         scale: float | None = None,
     ) -> torch.Tensor:
-        """Return rows, in the order of their ids.
+        """Return rows, in the order of ``ids``.
 
         Args:
-            ids: the numbers of the rows, from 0 on: a tensor of any integer dtype and shape, or a list.
+            ids: row numbers, starting at 0: a tensor of any integer dtype and shape, or a list.
             out: a contiguous tensor for the rows, on the CPU or on a GPU. Default: a new one on the CPU.
-            dtype: the dtype of the result. Default: that of ``out``, or of the table; float32 for a table with scales.
-                Tables of bfloat16, float16, float32, float8 and int8 can be converted to bfloat16, float16 and float32.
-            scale: a factor for each element. The product is computed in float32, and rounded to ``dtype``.
+            dtype: the dtype of the result. Default: that of ``out``; without ``out``, :attr:`gathered_dtype`. Tables of
+                bfloat16, float16, float32, float8 and int8 can be converted to bfloat16, float16 and float32.
+            scale: one number by which every element is multiplied. The product is computed in float32, and rounded to
+                ``dtype``. Default: none.
 
         Returns:
             A tensor of the shape ``ids.shape + table.shape[1:]``.
 
         Raises:
-            IndexError: an id is no row; the message names it and its position.
+            IndexError: an id is out of range; the message names it and its position.
             TypeError: ids are not integers, or the dtypes cannot be converted.
             ValueError: ``out`` has another shape, or is not contiguous.
             ChangedFileError: the file was replaced, or written to, since it was opened.
-            ClosedError: the table is closed, or belongs to the process before a fork.
+            ClosedError: the table is closed, or was opened in the parent of this forked process.
+            ChecksumError: a block of a packed table is damaged.
             OSError: a read failed.
 
         Example:
@@ -189,7 +260,7 @@ class RowStore:
             scale: as in :meth:`gather`.
 
         Returns:
-            The gather in flight. Its ``result`` is the tensor.
+            The gather in flight. Its ``result()`` returns the tensor.
 
         Raises:
             IndexError, TypeError, ValueError, ClosedError: as in :meth:`gather`. All other errors are raised by
@@ -212,16 +283,17 @@ class RowStore:
     def prefetch(self, ids: torch.Tensor | Sequence[int], *, deadline_s: float | None = None) -> None:
         """Read rows into memory in the background, so that a later gather finds them there.
 
-        Gathers go first: a prefetch uses what the disk and the buffers have left. A gather that needs a row that is on
-        its way waits for that read. Rows beyond half of the cache are left out. Failures are raised by the gather.
+        Gathers go first: a prefetch uses only disk and buffer capacity that gathers leave free. A gather that needs a
+        row that is on its way waits for that read. If one call needs more rows than half of the cache holds, the rest
+        are skipped. A failed read raises no error here; a later gather of the row does.
 
         Args:
             ids: as in :meth:`gather`.
-            deadline_s: seconds from now after which no read begins any more. Default: no limit.
+            deadline_s: seconds from now after which no new read starts. Default: no limit.
 
         Raises:
             IndexError, TypeError, ClosedError: as in :meth:`gather`.
-            ValueError: ``deadline_s`` is negative or no number.
+            ValueError: ``deadline_s`` is negative or not a number.
 
         Example:
             >>> deepnvme.write(torch.arange(12.0), "rows.bin")
@@ -236,13 +308,15 @@ class RowStore:
         self._store.prefetch(*_check_ids(ids), deadline_s)
 
     def pin(self, ids: torch.Tensor | Sequence[int]) -> None:
-        """Read rows into memory, and keep them there as long as the table is open. They may be half of the cache.
+        """Read rows into memory, wait for them, and keep them there as long as the table is open.
+
+        All pinned rows together may fill at most half of the cache.
 
         Args:
             ids: as in :meth:`gather`.
 
         Raises:
-            ValueError: they are more than fit; the message states how many do.
+            ValueError: there are more rows than fit; the message states how many still fit.
             IndexError, TypeError, ChangedFileError, ClosedError, OSError: as in :meth:`gather`.
 
         Example:
@@ -257,7 +331,7 @@ class RowStore:
         """Return the counters so far.
 
         Raises:
-            ClosedError: the table belongs to the process before a fork.
+            ClosedError: the table was opened in the parent of this forked process.
         """
         return RowStats(**self._store.stats())
 
@@ -302,6 +376,29 @@ class RowStore:
             )
             raise TypeError(msg)
         return out, (_CONVERTED[self._dtype], _FLOATS[out.dtype], None if scale is None else float(scale))
+
+
+def _locate(table: TableSource) -> tuple[Located, Located | None]:
+    """Find the rows and the scales of a table that is not packed."""
+    if check_described(table.dtype, table.shape):
+        if table.tensor is not None or table.scales is not None:
+            msg = "tensor and scales name tensors of a checkpoint file, and shape and dtype describe a raw file"
+            raise InvalidArgumentError(msg)
+        assert table.shape is not None
+        assert table.dtype is not None
+        return locate_raw(table.source, table.shape, table.dtype, table.offset), None
+    if table.tensor is None:
+        msg = "tensor is missing: name the tensor of a checkpoint file, or give shape and dtype of a raw file"
+        raise InvalidArgumentError(msg)
+    rows = locate_tensors(table.source, check_names(table.tensor), table.engine)
+    if table.scales is None:
+        return rows, None
+    return rows, _check_scales(rows, locate_tensors(table.source, check_names(table.scales), table.engine))
+
+
+def _paths_of(rows: Located, scales: Located | None) -> list[Any]:
+    """Return the files of both."""
+    return [*dict.fromkeys([*rows.paths, *(scales.paths if scales else ())])]
 
 
 def _check_scales(rows: Located, scales: Located) -> Located:

@@ -10,19 +10,20 @@ from deepnvme._utils.public import public
 @public
 @dataclass(frozen=True)
 class RowStats:
-    """The work of a :class:`RowStore` since it was opened.
+    """Counters of a :class:`RowStore` since it was opened.
 
     Attributes:
         rows: rows that callers asked for, repeated ones included.
-        hits: rows of these that were in memory.
-        rows_read: rows that were read from disk, once for each read.
+        hits: of these, rows found in memory.
+        rows_read: rows that were read from disk; a row that is read twice counts twice.
         reads: read operations.
         bytes_read: bytes of these operations: whole pages of 4 KiB.
-        rows_joined: rows that came with the operation of another row.
+        rows_joined: rows that were read in the same operation as another row.
         rows_shared: rows for which a gather waited, because another gather or a prefetch was reading them.
         rows_prefetched: rows that a prefetch read.
-        rows_not_prefetched: rows that prefetches left out, because they came too late or are more than the cache holds.
-        memory_bytes: memory that the store uses at most.
+        rows_not_prefetched: rows that prefetches skipped: their deadline had passed, or the call asked for more than
+            half of the cache holds.
+        memory_bytes: the most bytes that the store uses.
         cached_rows_max: rows that fit into the cache.
 
     Example:

@@ -19,11 +19,28 @@ PENDING = TABLE + "pending = gather(ALL, start=True)\n"
 
 GATHER, RESULT = "`RowStore.gather`, `start_gather`", "`Gather.result`"
 PIN = "`RowStore.pin`"
-ROWS = (GATHER, PIN, RESULT)
+CREATE = "`RowStore.create`"
+ROWS = (CREATE, GATHER, PIN, RESULT)
 # Half of the rows that memory has room for.
 PINNING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\npin = lambda: table.pin(many)\n"
 
+PACKING = """
+deepnvme.default_engine()
+with open("rows", "wb") as file:
+    file.truncate(4 << 30)
+def create(rows=1 << 20):
+    return deepnvme.RowStore.create("packed", "rows", shape=(rows, 4096), dtype=torch.uint8, memory="1MB")
+def moves():
+    return deepnvme.stats().bytes_written > 1 << 20
+"""
+
 CELLS: Cells = {
+    (CREATE, "Ctrl-C"): (
+        "raises; no file appears",
+        PACKING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, create)\nassert os.listdir() == ['rows']",
+    ),
+    (CREATE, "fork"): ("packs, with an engine of its own", PACKING + "in_child(lambda: create(100))"),
+    (CREATE, "exit"): ("the process ends; the file is whole or absent", PACKING + "leave(create, moves)"),
     (GATHER, "close"): (
         FINISHED,
         TABLE + "soon(table.close, moves)\nassert len(returns(lambda: gather(SOME))) == SOME",

@@ -1,0 +1,113 @@
+"""Packed tables: their description in the metadata of a safetensors file."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from deepnvme._checkpoint.load_request import LoadRequest
+from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
+from deepnvme._rows.locate import Located
+from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from deepnvme._checkpoint.source_files import SourceFile
+    from deepnvme._deepnvme import Engine
+
+_TENSOR, _KEY, _VERSION = "rows", "deepnvme.rows", 1
+
+
+class Packed(NamedTuple):
+    """A packed table."""
+
+    rows: Located
+    row_bytes: int
+    """Bytes of a row, with its scales."""
+    blocks: tuple[int, int]
+    """Rows and bytes of a block."""
+    scales: tuple[torch.dtype, int] | None
+    """The dtype and the number of the scales of a row."""
+
+
+def describe(rows: Located, scales: Located | None) -> str:
+    """Describe the rows of a table to pack."""
+    row: dict[str, Any] = {"shape": rows.row_shape, "dtype": str(rows.dtype).removeprefix("torch.")}
+    if scales is not None:
+        row["scales"] = {"count": math.prod(scales.row_shape), "dtype": str(scales.dtype).removeprefix("torch.")}
+    return json.dumps(row)
+
+
+def locate_packed(source: Any, engine: Engine | None) -> Packed:
+    """Find the rows of a packed table.
+
+    Raises:
+        InvalidArgumentError: the file is no packed table.
+        CorruptFileError: its description is damaged.
+        UnsupportedError: a later version of deepnvme made it.
+    """
+    request = LoadRequest(path=source, device=torch.device("cpu"), verify="auto", engine=engine)
+    return request.for_files(lambda files: _locate(request, files))
+
+
+def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
+    reader = request.open(files[0], headers="read")
+    text = dict(reader.metadata).get(_KEY)
+    if len(files) > 1 or text is None:
+        msg = (
+            f"{request.name}: tensor is missing, and this is no packed table; name the tensor of a checkpoint file, or "
+            "give shape and dtype of a raw file"
+        )
+        raise InvalidArgumentError(msg)
+    (entry,) = (entry for entry in tensor_entries(reader) if entry.name == _TENSOR)
+    stored = storage_entries(reader)[entry.storage]
+    try:
+        packed = _parse(files[0].path, json.loads(text), stored.offset)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        msg = f"{request.name}: the description of the packed table is damaged ({error}); pack the table again"
+        raise CorruptFileError(msg) from error
+    rows_per_block, block_bytes = packed.blocks
+    if -(-packed.rows.rows // rows_per_block) * block_bytes != stored.nbytes:
+        msg = (
+            f"{request.name}: {stored.nbytes} bytes are not those of the packed table that it describes; pack it again"
+        )
+        raise CorruptFileError(msg)
+    return packed
+
+
+def _parse(path: Any, described: dict[str, Any], offset: int) -> Packed:
+    version = _size(described["version"])
+    if version > _VERSION:
+        msg = f"{path}: version {version} of packed tables needs a later deepnvme; this one reads {_VERSION}"
+        raise UnsupportedError(msg)
+    row = described["row"]
+    dtype, shape = _dtype(row["dtype"]), tuple(_size(size) for size in row["shape"])
+    scales = None
+    scale_bytes = 0
+    if "scales" in row:
+        scales = _dtype(row["scales"]["dtype"]), _size(row["scales"]["count"])
+        scale_bytes = scales[0].itemsize * scales[1]
+    located = Located([path], [(0, offset, _size(described["rows"], least=0))], shape, dtype)
+    row_bytes = _size(described["row_bytes"])
+    if located.row_bytes + scale_bytes != row_bytes:
+        msg = f"rows of {row_bytes} bytes are not {shape} of {dtype}"
+        raise ValueError(msg)
+    blocks = _size(described["rows_per_block"]), _size(described["block_bytes"])
+    return Packed(located, row_bytes, blocks, scales)
+
+
+def _size(value: Any, least: int = 1) -> int:
+    if type(value) is not int or not least <= value < 1 << 62:
+        msg = f"{value!r} is no size"
+        raise ValueError(msg)
+    return value
+
+
+def _dtype(name: Any) -> torch.dtype:
+    dtype = getattr(torch, name)
+    if not isinstance(dtype, torch.dtype):
+        msg = f"{name!r} is no dtype"
+        raise TypeError(msg)
+    return dtype

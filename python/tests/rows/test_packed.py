@@ -1,0 +1,155 @@
+"""Packed tables have the rows of their source, and damaged ones are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+import deepnvme
+from deepnvme import errors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    torch.manual_seed(3)
+    state = {
+        "table": torch.randn(2000, 40),
+        "codes": torch.randint(-100, 100, (2000, 64)).char(),
+        "scales": torch.rand(2000, 4).bfloat16(),
+    }
+    deepnvme.save(state, tmp_path / "source.safetensors")
+    return tmp_path / "source.safetensors"
+
+
+def test_rows_are_those_of_the_source(source: Path, tmp_path: Path) -> None:
+    state = deepnvme.load(source)
+    ids = torch.randint(0, 2000, (3, 100))
+    with deepnvme.RowStore.create(tmp_path / "rows", source, "table", memory="1MB") as store:
+        assert (store.shape, store.dtype) == ((2000, 40), torch.float32)
+        assert torch.equal(store.gather(ids), state["table"][ids])
+    with deepnvme.RowStore(tmp_path / "rows", memory="1MB") as store:
+        assert torch.equal(store.gather(ids, dtype=torch.bfloat16), state["table"][ids].bfloat16())
+        # A row is one read, even where its source crosses a page.
+        store.gather([1234])
+    with deepnvme.RowStore.create(tmp_path / "again", source, "table", memory="1MB") as store:
+        for row in range(0, 2000, 37):
+            store.gather([row])
+        assert store.stats().bytes_read == 4096 * store.stats().reads
+
+
+def test_scales_come_with_their_rows(source: Path, tmp_path: Path) -> None:
+    state = deepnvme.load(source)
+    ids = torch.randint(0, 2000, (100,))
+    expected = state["codes"][ids].float() * state["scales"].float().repeat_interleave(16, 1)[ids]
+    deepnvme.RowStore.create(tmp_path / "rows", source, "codes", scales="scales", memory="1MB").close()
+    with deepnvme.RowStore(tmp_path / "rows", memory="1MB") as store:
+        assert store.gathered_dtype == torch.float32
+        assert torch.equal(store.gather(ids), expected)
+        assert torch.equal(deepnvme.nn.DiskEmbedding(store)(ids), expected)
+
+
+def test_raw_files_and_stripe_sets(tmp_path: Path) -> None:
+    content = torch.randint(0, 255, (500, 3, 7), dtype=torch.uint8)
+    deepnvme.write(content, tmp_path / "raw")
+    stripes = deepnvme.StripeSet([tmp_path / "a", tmp_path / "b"], stripe_bytes=8192)
+    made = deepnvme.RowStore.create(stripes, tmp_path / "raw", shape=(500, 3, 7), dtype=torch.uint8, memory="1MB")
+    assert torch.equal(made.gather(torch.arange(500)), content)
+    with pytest.raises(deepnvme.Error):
+        deepnvme.RowStore.create(tmp_path / "twice", stripes, memory="1MB")
+
+
+def test_progress_is_reported(source: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    report = lambda done, total: seen.append((done, total))  # noqa: E731
+    deepnvme.RowStore.create(tmp_path / "rows", source, "table", memory="1MB", progress=report)
+    assert seen[-1] == (2000 * 160, 2000 * 160)
+
+
+def test_no_flipped_bit_is_taken_for_a_row(source: Path, tmp_path: Path) -> None:
+    table = deepnvme.load(source)["table"]
+    path = tmp_path / "rows"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB")
+    sound = path.read_bytes()
+    generator = random.Random(5)
+    places = [*range(0, 700, 5), *(generator.randrange(len(sound)) for _ in range(150))]
+    noticed = 0
+    for place in places:
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << generator.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            with deepnvme.RowStore(path, memory="1MB") as store:
+                rows = store.gather(torch.arange(2000))
+        except (deepnvme.Error, ValueError, KeyError):
+            noticed += 1
+            continue
+        # The flip is in a part without meaning, such as padding of the header.
+        assert store.shape == (2000, 40)
+        assert torch.equal(rows, table)
+    assert noticed > 200
+
+
+def described(path: Path, change: Any) -> None:
+    """Change the description of a packed table."""
+    content = path.read_bytes()
+    (nbytes,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + nbytes])
+    description = json.loads(header["__metadata__"]["deepnvme.rows"])
+    change(description)
+    header["__metadata__"]["deepnvme.rows"] = json.dumps(description)
+    path.write_bytes(content[:8] + json.dumps(header).encode().ljust(nbytes) + content[8 + nbytes :])
+
+
+def other(keys: str, value: Any) -> Any:
+    def change(description: Any) -> None:
+        *path, last = keys.split(".")
+        for key in path:
+            description = description[key]
+        description[last] = value
+
+    return change
+
+
+SIZES = ("rows", "row_bytes", "rows_per_block", "block_bytes")
+NO_SIZES: list[Any] = [0, -1, 1 << 61, 1.5, "x", None, True, [1]]
+CHANGES = [
+    *(other(key, value) for key in SIZES for value in NO_SIZES),
+    *(other("row.dtype", value) for value in ("float64", "nn", "__name__", "save", 3, None)),
+    *(other("row.shape", value) for value in ([], [41], [40, 2], [-40], "x", None, [1 << 40, 1 << 40])),
+    *(other("row.scales", value) for value in ({"dtype": "float32", "count": 1}, {"count": 1}, 7, None)),
+    lambda description: description.pop("row"),
+    lambda description: description.clear(),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_hostile_description_is_refused(source: Path, tmp_path: Path, change: Any) -> None:
+    path = tmp_path / "rows"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB")
+    described(path, change)
+    with pytest.raises((errors.CorruptFileError, errors.InvalidArgumentError)):
+        deepnvme.RowStore(path, memory="1MB")
+
+
+def test_a_later_version_is_named(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB")
+    described(path, other("version", 2))
+    with pytest.raises(errors.UnsupportedError, match="needs a later deepnvme"):
+        deepnvme.RowStore(path, memory="1MB")
+
+
+def test_other_files_are_no_packed_tables(source: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no packed table"):
+        deepnvme.RowStore(source, memory="1MB")
+    torch.save({"rows": torch.ones(3, 3)}, tmp_path / "x.pt")
+    with pytest.raises(ValueError, match="no packed table"):
+        deepnvme.RowStore(tmp_path / "x.pt", memory="1MB")
