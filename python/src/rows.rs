@@ -35,6 +35,9 @@ enum ScalesArgument {
 /// The types before and after a conversion, and a factor.
 type ConversionArgument = (String, String, Option<f32>);
 
+/// The ids and their type, the tensor for the rows, and their conversion.
+type WantedArgument<'py> = (Bound<'py, PyAny>, (bool, usize), Bound<'py, PyAny>, Option<ConversionArgument>);
+
 /// The arguments of a gather.
 struct Wanted {
     rows: Vec<u64>,
@@ -76,30 +79,16 @@ impl PyRowStore {
         Ok(Self { store: ParentOnly::new(made.map_err(|error| to_exception(py, &error))?) })
     }
 
-    fn gather(
-        &self,
-        py: Python<'_>,
-        ids: &Bound<'_, PyAny>,
-        id_type: (bool, usize),
-        out: &Bound<'_, PyAny>,
-        conversion: Option<ConversionArgument>,
-    ) -> PyResult<()> {
-        let (store, wanted) = (self.store(py)?, self.wanted(py, ids, id_type, out, conversion)?);
+    fn gather(&self, py: Python<'_>, wanted: WantedArgument<'_>) -> PyResult<()> {
+        let (store, wanted) = (self.store(py)?, self.wanted(py, wanted)?);
         let gathered = interruptible::with_signals(py, |should_stop| {
             store.store().gather(&wanted.rows, &wanted.target, wanted.conversion, should_stop)
         })?;
         gathered.map_err(|error| to_exception(py, &error))
     }
 
-    fn start_gather(
-        &self,
-        py: Python<'_>,
-        ids: &Bound<'_, PyAny>,
-        id_type: (bool, usize),
-        out: &Bound<'_, PyAny>,
-        conversion: Option<ConversionArgument>,
-    ) -> PyResult<PyGather> {
-        let (store, wanted) = (self.store(py)?, self.wanted(py, ids, id_type, out, conversion)?);
+    fn start_gather(&self, py: Python<'_>, wanted: WantedArgument<'_>) -> PyResult<PyGather> {
+        let (store, wanted) = (self.store(py)?, self.wanted(py, wanted)?);
         let started = py.detach(|| store.start_gather(wanted.rows, wanted.target, wanted.conversion));
         started.map(|gather| PyGather { gather }).map_err(|error| to_exception(py, &error))
     }
@@ -161,18 +150,11 @@ impl PyRowStore {
         self.store.get().ok_or_else(forked)
     }
 
-    fn wanted(
-        &self,
-        py: Python<'_>,
-        ids: &Bound<'_, PyAny>,
-        id_type: (bool, usize),
-        out: &Bound<'_, PyAny>,
-        conversion: Option<ConversionArgument>,
-    ) -> PyResult<Wanted> {
-        let rows = self.rows(py, ids, id_type)?;
+    fn wanted(&self, py: Python<'_>, (ids, id_type, out, conversion): WantedArgument<'_>) -> PyResult<Wanted> {
+        let rows = self.rows(py, &ids, id_type)?;
         let conversion = conversion.map(parse_conversion).transpose()?;
-        let target = tensor_memory::target(out)?;
-        torch::mark_modified(std::slice::from_ref(out))?;
+        let target = tensor_memory::target(&out)?;
+        torch::mark_modified(std::slice::from_ref(&out))?;
         Ok(Wanted { rows, target, conversion })
     }
 

@@ -33,7 +33,7 @@ impl RowStore {
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
         if target.device() != Device::Host {
-            return self.gather_on_gpu(rows, target, conversion, should_stop);
+            return self.gather_on_gpu((rows, target, conversion), should_stop);
         }
         let mut begun = self.begin(rows, target, conversion)?;
         let finished = self.finish(&mut begun, rows.len(), target, should_stop);
@@ -79,9 +79,7 @@ impl RowStore {
     /// Gathers into host memory, piece by piece, and copies each to the GPU.
     fn gather_on_gpu(
         &self,
-        rows: &[u64],
-        target: &RegionMut,
-        conversion: Option<Conversion>,
+        (rows, target, conversion): (&[u64], &RegionMut, Option<Conversion>),
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
         let scales = self.scales.as_ref();

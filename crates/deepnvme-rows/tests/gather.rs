@@ -376,11 +376,15 @@ fn more_gathers_than_buffers() {
     }
 }
 
-#[test]
-fn a_stopped_wait_leaves_the_gather_in_flight() {
+fn far_more_rows_than_memory() -> (Model, BackgroundStore, Vec<u64>) {
     let model = Model::new(4096, &[3000], 14);
     let store = BackgroundStore::new(model.open(&engine(), 1 << 19).unwrap());
-    let rows: Vec<u64> = (0..3000).collect();
+    (model, store, (0..3000).collect())
+}
+
+#[test]
+fn a_stopped_wait_leaves_the_gather_in_flight() {
+    let (model, store, rows) = far_more_rows_than_memory();
     for _ in 0..5 {
         let (pending, view) = start(&store, &rows);
         while !pending.wait(None, &|| true).unwrap() {}
@@ -391,9 +395,7 @@ fn a_stopped_wait_leaves_the_gather_in_flight() {
 
 #[test]
 fn cancelled_gathers_end_and_buffers_return() {
-    let model = Model::new(4096, &[3000], 15);
-    let store = BackgroundStore::new(model.open(&engine(), 1 << 19).unwrap());
-    let rows: Vec<u64> = (0..3000).collect();
+    let (model, store, rows) = far_more_rows_than_memory();
     for turn in 0..20 {
         let (pending, _view) = start(&store, &rows);
         if turn % 2 == 0 {

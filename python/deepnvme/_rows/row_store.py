@@ -240,7 +240,7 @@ class RowStore:
         numbers, kind = _check_ids(ids)
         target, conversion = self._target(numbers, out, dtype, scale)
         with relaxed_capture_for(target.device):
-            self._store.gather(numbers, kind, target.detach(), conversion)
+            self._store.gather((numbers, kind, target.detach(), conversion))
         return target
 
     def start_gather(
@@ -278,7 +278,7 @@ class RowStore:
         numbers, kind = _check_ids(ids)
         target, conversion = self._target(numbers, out, dtype, scale)
         with relaxed_capture_for(target.device):
-            return Gather(self._store.start_gather(numbers, kind, target.detach(), conversion), target)
+            return Gather(self._store.start_gather((numbers, kind, target.detach(), conversion)), target)
 
     def prefetch(self, ids: torch.Tensor | Sequence[int], *, deadline_s: float | None = None) -> None:
         """Read rows into memory in the background, so that a later gather finds them there.

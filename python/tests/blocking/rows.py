@@ -37,8 +37,8 @@ def moves():
 CELLS: Cells = {
     (CREATE, "Ctrl-C"): (
         "raises; no file appears",
-        PACKING
-        + "soon(interrupt, moves)\nraises(KeyboardInterrupt, create)\nassert not [name for name in os.listdir() if 'packed' in name]",
+        PACKING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, create)\n"
+        "assert not [name for name in os.listdir() if 'packed' in name]",
     ),
     (CREATE, "fork"): ("packs, with an engine of its own", PACKING + "in_child(lambda: create(100))"),
     (CREATE, "exit"): ("the process ends; the file is whole or absent", PACKING + "leave(create, moves)"),
