@@ -448,7 +448,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
     #[test]
     fn programs_equal_a_table_in_memory(
         row_bytes in prop_oneof![1_usize..600, 4000_usize..4200, Just(4096_usize), 8000_usize..20_000],
