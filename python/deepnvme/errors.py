@@ -84,7 +84,7 @@ class NotFoundError(Error, FileNotFoundError):
 
 
 class PermissionDeniedError(Error, PermissionError):
-    """The permissions of the file or folder, or the file system, do not allow it.
+    """The permissions of the file or folder, or the file system, do not allow the operation.
 
     Example:
         >>> try:
@@ -175,7 +175,7 @@ class UnsupportedError(Error):
 class DeviceError(Error, RuntimeError):
     """A GPU or its driver reported an error, or a call asks for a GPU that torch cannot use here.
 
-    Errors of earlier work on the GPU also appear here.
+    An error from earlier work on the GPU is raised by a later call.
 
     Example:
         >>> try:
@@ -200,7 +200,9 @@ class CancelledError(Error):
 
 
 class ClosedError(Error, ValueError):
-    """The engine, file, swapper, model or other object is closed, or belongs to the parent of this forked process.
+    """The engine, file, swapper, row store, model or other object is closed.
+
+    Or it belongs to the parent of this forked process.
 
     Example:
         >>> engine = deepnvme.Engine()
@@ -277,9 +279,10 @@ class ChecksumError(Error, ValueError):
 
 
 class ChangedFileError(Error):
-    """A file of streamed weights was replaced, truncated or modified since it was opened. ``filename`` says which.
+    """A file was replaced, truncated or modified after it was opened. ``filename`` says which.
 
-    The file's size and modification time tell. An edit in place after which the old time was restored goes unnoticed.
+    It is a file of a streamed model, of a ``RowStore`` or of ``iterate_weights``. The file's identity, size and
+    modification time tell. A write in place goes unnoticed if the size stays and the old time is restored.
 
     Example:
         >>> layer = torch.nn.Linear(8, 8)
@@ -294,7 +297,7 @@ class ChangedFileError(Error):
 
 
 class UnsafeFileError(Error, pickle.UnpicklingError):
-    """A checkpoint asks for code that is not known to be safe. The message names the code, and how to allow it.
+    """A checkpoint asks for code that is not known to be safe. The message names the code, and says how to allow it.
 
     Example:
         >>> torch.save({"call": print}, "model.pt")

@@ -98,7 +98,8 @@ class ModelFiles:
         """
         for path, version in self._versions.items():
             if _FileVersion.of(path) != version:
-                error = ChangedFileError(f"{path}: this file was replaced while the model was opened; open it again")
+                msg = f"{path}: this file was replaced while the model was being opened; open it again"
+                error = ChangedFileError(msg)
                 error.filename = path
                 raise error
 
