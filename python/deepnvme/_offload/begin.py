@@ -42,8 +42,8 @@ def offload_parameters(
 
     A block, such as a layer of a transformer, has its parameters in memory while it runs.
 
-    Each block's parameters are loaded before its forward and its backward and released afterwards. The first step
-    records the order; from then on the next blocks are loaded during computation. Results equal those of a model in
+    Each block's parameters are loaded before its forward and backward passes, and released afterwards. The first step
+    records the order. From then on, the next blocks are loaded during computation. Results equal those of a model in
     memory bit for bit, unless gradients on disk are clipped or rescaled. Activation checkpointing, shared and frozen
     parameters, gradient accumulation and ``torch.autocast`` work. Autocast computes as with ``cache_enabled=False``.
 

@@ -82,7 +82,7 @@ class KernelOptimizer(SteppingOptimizer):
     def save_state(
         self, path: str | os.PathLike[str], *, shards: Shards | None = None, checksums: bool = True
     ) -> dict[str, int]:
-        """Save the state on disk to a file without passing through memory.
+        """Save the state on disk to a file, without loading it as a whole.
 
         XFS and Btrfs share the blocks; elsewhere the kernel copies. The result is a safetensors file. It gets its name
         once it is completely on disk; until then a previous file of that name is untouched. If the path is a symbolic
@@ -129,8 +129,8 @@ class KernelOptimizer(SteppingOptimizer):
                 ``"full"``: every byte. ``"off"``: nothing.
 
         Returns:
-            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. State that is split as it was saved
-            does not pass through memory.
+            Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``. State that is split as it was saved is
+            shared, or copied by the kernel, if the file system allows it.
 
         Raises:
             ClosedError: the optimizer was closed.
