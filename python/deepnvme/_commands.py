@@ -72,7 +72,7 @@ def inspect(path: Path, *, depth: int | None = 2) -> CommandResult:
 
 @public
 def verify(*paths: Path, check: bool = True) -> CommandResult:
-    """Compare every byte of checkpoints with their checksums, in little memory.
+    """Compare every byte of checkpoints with their checksums, using little memory.
 
     The bytes come from the drive, not from the page cache, if the file system has direct I/O.
 

@@ -517,8 +517,8 @@ class Trace:
         Args:
             name: label of the bar.
             lane: name of the band of the timeline; bars of the same lane share it.
-            start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
-            end_ns: end by the same clock.
+            start_ns: start time, as ``time.monotonic_ns()`` gives it.
+            end_ns: end time, on the same clock.
 
         Raises:
             ValueError: the bar ends before it starts, or the trace is not recording.
@@ -621,10 +621,10 @@ class StripeSet:
     """One logical file striped over several part files, as RAID-0 stripes disks.
 
     It adds up the bandwidth of several drives without RAID. ``read``, ``write``, ``open``, ``save``, ``load`` and
-    others accept a stripe set as path.
+    others accept a stripe set as a path.
 
-    The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
-    set for ``read``, ``write`` and ``load``, and for ``open`` to read.
+    The first write creates a manifest next to the first part, ``<first part>.stripes.json``. You can pass the
+    manifest's path instead of the set to ``read``, ``write`` and ``load``, and to ``open`` for reading.
 
     Args:
         paths: the part files in order, one per drive, 1 to 4096. Their folders must exist.

@@ -403,7 +403,7 @@ class Checkpointer:
         return fetch(self._group, lambda: self._history.find(step), self._durability)
 
     def wait(self) -> None:
-        """Wait until the current save is in the manifest. Raises its error, if it failed."""
+        """Wait until the current save is in the manifest. Raises the save's error if it failed."""
         self._check_process()
         self._background.wait()
 

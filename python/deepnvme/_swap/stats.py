@@ -13,7 +13,7 @@ class SwapStats:
     """What a :class:`Swapper` has done since it was made, and how full it is.
 
     Attributes:
-        hits: borrows whose tensor was in memory, and puts that replaced such a tensor by one of the same size.
+        hits: borrows whose tensor was in memory, and puts that replaced such a tensor with one of the same size.
         waits: borrows and puts that needed memory or a read first.
         stalled_s: total waiting time in seconds.
         bytes_read: bytes read from disk.

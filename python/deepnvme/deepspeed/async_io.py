@@ -32,9 +32,9 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
 
     The methods take these arguments: `buffer`, a tensor of any dtype and shape; `filename`, a `str` or path, or `fd`,
     an open descriptor; `file_offset`, in bytes from the start of the file (default 0); `validate`, whether to compare
-    file and tensor afterwards; `async_`, whether to return before the transfer is done; `num_elem`, a number of
-    elements, and `example_tenosr` (spelt as in DeepSpeed), a tensor of the wanted dtype; `tensor`, one of
-    `new_cpu_locked_tensor` or `new_pinned_device_tensor`.
+    file and tensor afterwards, and raise `deepnvme.Error` if they differ; `async_`, whether to return before the
+    transfer is done; `num_elem`, a number of elements, and `example_tenosr` (spelt as in DeepSpeed), a tensor of the
+    wanted dtype; `tensor`, one of `new_cpu_locked_tensor` or `new_pinned_device_tensor`.
 
     Args:
         block_size: bytes of one request to the device. Default 1 MiB, as in DeepSpeed. Any value of 1 or more is
@@ -121,12 +121,12 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return self._intra_op_parallelism * ALIGNMENT_BYTES
 
     def read(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
-        """Fill `buffer` from the file at byte `file_offset`; returns 0. Waits only for writes to these bytes."""
+        """Fill `buffer` from a file at byte `file_offset`. Returns 0. Waits only for writes to these bytes."""
         self._operations.run(_checked("read", buffer, filename, validate, file_offset))
         return 0
 
     def write(self, buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int = 0) -> int:
-        """Write `buffer` to the file at byte `file_offset`; returns 0. Waits only for operations on these bytes."""
+        """Write `buffer` to a file at byte `file_offset`. Returns 0. Waits only for operations on these bytes."""
         self._operations.run(_checked("write", buffer, filename, validate, file_offset))
         return 0
 
@@ -175,15 +175,15 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return self._transfer("write", buffer, filename, validate, file_offset, run_async=run_async)
 
     def sync_pread(self, buffer: torch.Tensor, filename: FileName, file_offset: int = 0) -> int:
-        """Fill `buffer` and wait for all pending operations. Returns their number, this one included."""
+        """Fill `buffer` from a file, and wait for all pending operations. Returns their number, including this one."""
         return self._transfer("read", buffer, filename, False, file_offset, run_async=False)
 
     def sync_pwrite(self, buffer: torch.Tensor, filename: FileName, file_offset: int = 0) -> int:
-        """Write `buffer` and wait for all pending operations. Returns their number, this one included."""
+        """Write `buffer` to a file, and wait for all pending operations. Returns their number, including this one."""
         return self._transfer("write", buffer, filename, False, file_offset, run_async=False)
 
     def async_pread(self, buffer: torch.Tensor, filename: FileName, file_offset: int = 0) -> int:
-        """Submit a read of `buffer.nbytes` bytes; returns 0. Do not touch `buffer` before `wait`."""
+        """Start to fill `buffer` from a file. Returns 0. Do not touch `buffer` before `wait`."""
         return self._transfer("read", buffer, filename, False, file_offset, run_async=True)
 
     def async_pwrite(
@@ -194,7 +194,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         *,
         fd: int = _MISSING,
     ) -> int:
-        """Submit a write to a file name, or to an open descriptor (`fd`) that the caller keeps open; returns 0.
+        """Start to write `buffer` to a file, or to an open descriptor (`fd`) that the caller keeps open. Returns 0.
 
         Raises:
             TypeError: both or neither of `filename` and `fd` are given.
@@ -223,7 +223,7 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.free(tensor)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether `buffer` is in pinned memory: that of a locked tensor, views included, or torch's own."""
+        """Whether `buffer` is a locked tensor of any handle, a view of one, or in torch's pinned memory."""
         return _pinned_tensors.is_pinned(buffer)
 
     def wait(self) -> int:
@@ -282,7 +282,7 @@ def aio_read(  # noqa: PLR0917 - the order is DeepSpeed's
 
     Raises:
         FileNotFoundError, PermissionError: as from `open`.
-        deepnvme.Error: the transfer failed.
+        deepnvme.Error: the transfer failed, or `validate` found that the file differs from the tensor.
         TypeError, ValueError: an argument is invalid.
 
     Example:
@@ -305,7 +305,7 @@ def aio_write(  # noqa: PLR0917 - the order is DeepSpeed's
     validate: bool,
     /,
 ) -> int:
-    """Write `buffer` to the start of a file, and wait.
+    """Write `buffer` to the start of a file, and wait. A missing file is created. A longer one keeps its other bytes.
 
     Args:
         buffer: a tensor of any dtype and shape.
@@ -321,7 +321,7 @@ def aio_write(  # noqa: PLR0917 - the order is DeepSpeed's
 
     Raises:
         FileNotFoundError, PermissionError: as from `open`.
-        deepnvme.Error: the transfer failed.
+        deepnvme.Error: the transfer failed, or `validate` found that the file differs from the tensor.
         TypeError, ValueError: an argument is invalid.
 
     Example:

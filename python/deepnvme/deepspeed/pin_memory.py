@@ -42,5 +42,5 @@ class pin_handle:  # noqa: N801 - the name is DeepSpeed's
         return _pinned_tensors.free_at(address)
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
-        """Whether `buffer` is in pinned memory: that of a locked tensor, views included, or torch's own."""
+        """Whether `buffer` is a locked tensor of any handle, a view of one, or in torch's pinned memory."""
         return _pinned_tensors.is_pinned(buffer)

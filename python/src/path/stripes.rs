@@ -13,10 +13,10 @@ use crate::{error, settings};
 /// One logical file striped over several part files, as RAID-0 stripes disks.
 ///
 /// It adds up the bandwidth of several drives without RAID. ``read``, ``write``, ``open``, ``save``, ``load`` and
-/// others accept a stripe set as path.
+/// others accept a stripe set as a path.
 ///
-/// The first write creates a manifest next to the first part, ``<first part>.stripes.json``. Its path also names the
-/// set for ``read``, ``write`` and ``load``, and for ``open`` to read.
+/// The first write creates a manifest next to the first part, ``<first part>.stripes.json``. You can pass the
+/// manifest's path instead of the set to ``read``, ``write`` and ``load``, and to ``open`` for reading.
 ///
 /// Args:
 ///     paths: the part files in order, one per drive, 1 to 4096. Their folders must exist.
