@@ -463,8 +463,8 @@ class Engine:
         Args:
             name: label of the bar.
             lane: name of the band of the timeline; bars of the same lane share it.
-            start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
-            end_ns: end by the same clock.
+            start_ns: start time, as ``time.monotonic_ns()`` gives it.
+            end_ns: end time, on the same clock.
 
         Raises:
             ValueError: the bar ends before it starts.
@@ -1374,8 +1374,8 @@ def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:
     Args:
         name: label of the bar.
         lane: name of the band of the timeline; bars of the same lane share it.
-        start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
-        end_ns: end by the same clock.
+        start_ns: start time, as ``time.monotonic_ns()`` gives it.
+        end_ns: end time, on the same clock.
 
     Raises:
         ValueError: the bar ends before it starts.

@@ -240,8 +240,8 @@ Without a trace, this does nothing.
 Args:
     name: label of the bar.
     lane: name of the band of the timeline; bars of the same lane share it.
-    start_ns: start by ``time.monotonic_ns()``, in nanoseconds.
-    end_ns: end by the same clock.
+    start_ns: start time, as ``time.monotonic_ns()`` gives it.
+    end_ns: end time, on the same clock.
 
 Raises:
     ValueError: the bar ends before it starts.

@@ -1,7 +1,7 @@
 """A state in several safetensors files and an index, as Hugging Face writes them.
 
 Each save uses new file names, and replacing the index switches to the new state. Afterwards the old shards are removed
-if the old index recorded them as deepnvme's. The remains of killed saves are removed also, and no other file.
+if the old index recorded them as deepnvme's. The remains of killed saves are removed as well, and no other file.
 """
 
 from __future__ import annotations

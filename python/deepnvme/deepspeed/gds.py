@@ -64,7 +64,7 @@ class gds_handle(aio_handle):  # noqa: N801 - the name is DeepSpeed's
         return True
 
     def pin_device_tensor(self, tensor: torch.Tensor) -> bool:
-        """Record a GPU tensor that stays the caller's; returns True. Raises `ValueError` if it is already recorded.
+        """Record a GPU tensor of the caller. Returns True. Raises `ValueError` if it is already recorded.
 
         If cuFile transfers directly, the memory of a contiguous tensor is registered with it until the tensor is
         unpinned or dropped, or later registrations need the room. Transfers of any part of it then bypass CPU memory.

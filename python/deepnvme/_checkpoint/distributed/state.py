@@ -56,7 +56,7 @@ class SerialisedState:
         return sum(storage.nbytes() for storage in self.storages)
 
     def take_from_leader(self, group: RankGroup) -> None:
-        """Replace this rank's pickle and small tensors by the leader's. The leader is rank 0."""
+        """Replace this rank's pickle and small tensors with those of the leader, rank 0."""
         own = [self._small_bytes(index) for index in range(max(len(self.storages), len(self.tensors)))]
         self.pickle, leaders_small = group.broadcast((self.pickle, own))
         if group.is_leader:
