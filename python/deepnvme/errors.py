@@ -260,7 +260,7 @@ class CorruptFileError(Error, ValueError):
 
 
 class ChecksumError(Error, ValueError):
-    """The bytes of a checkpoint are not those that were saved.
+    """The bytes of a checkpoint, or of a packed table of rows, are not those that were saved.
 
     ``offset`` is the start of the damaged range, if that is known.
 
