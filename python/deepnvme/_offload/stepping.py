@@ -7,11 +7,13 @@ anyway. Then ``step()`` updates the rest and ends the step.
 from __future__ import annotations
 
 import functools
+import gc
 import types
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from deepnvme._deepnvme import _call_with_params
 from deepnvme._utils.signal_errors import is_of_handler
@@ -19,8 +21,6 @@ from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch import nn
 
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._offload.residence import Residence
@@ -43,6 +43,19 @@ def _check_supported(optimizer: torch.optim.Optimizer, *, in_backward: bool) -> 
             "max_norm needs the gradients of all parameters before the first one is changed, but in_backward changes a "
             "block's parameters before other blocks have gradients; drop one of the two"
         )
+
+
+def _refuse_averaged(params: set[int]) -> None:
+    """Refuse to update parameters whose gradients ``DistributedDataParallel`` averages after the update."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return
+    for wrapper in gc.get_objects():
+        is_wrapper = isinstance(wrapper, nn.parallel.DistributedDataParallel)
+        if is_wrapper and wrapper.process_group.size() > 1 and any(id(one) in params for one in wrapper.parameters()):
+            raise UnsupportedError(
+                "DistributedDataParallel averages gradients after in_backward has changed parameters with them, so the "
+                "processes would diverge; attach without in_backward"
+            )
 
 
 class OptimizerStepper:
@@ -84,6 +97,8 @@ class OptimizerStepper:
         self._complete: set[int] = set()
         # Whether a step has begun and not ended.
         self._is_begun = False
+        # Whether the search for wrappers that average gradients was made. It looks at all objects of the process.
+        self._is_searched = not in_backward
         # The progress of that step. `None` if the optimizer does not track it.
         self._progress: Any = None
         # The parameters of each group, by param group. `None`: of no group.
@@ -204,6 +219,9 @@ class OptimizerStepper:
         optimizer = self._optimizer()
         if optimizer is None or self._is_begun:
             return
+        if not self._is_searched:
+            _refuse_averaged({*self._hooks})
+            self._is_searched = True
         # Repeats the clean-up of the last step, which Ctrl-C may have skipped.
         self._attempted.clear()
         self._by_group, self._known = {}, set()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -51,6 +53,36 @@ def test_options_that_need_all_gradients_are_refused(tmp_path: Path) -> None:
         offloading.attach(optim.AdamW(model.parameters(), max_norm=1.0), in_backward=True)
     with pytest.raises(UnsupportedError, match="LBFGS"):
         offloading.attach(torch.optim.LBFGS(model.parameters()), in_backward=True)
+
+
+# Two processes of torch.distributed. The second parameter has no gradient before the first has been updated.
+AVERAGED = """
+import sys, torch, deepnvme
+from torch import nn
+store = f"file://{sys.argv[1]}/store"
+torch.distributed.init_process_group("gloo", init_method=store, rank=int(sys.argv[2]), world_size=2)
+torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 300))
+parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+before = [param.detach().clone() for param in model.parameters()]
+offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=sys.argv[1])
+optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+offloading.attach(optimizer, in_backward=True)
+parallel(torch.randn(2, 300) * (1 + int(sys.argv[2]))).sum().backward()
+try:
+    optimizer.step()
+except deepnvme.errors.UnsupportedError as error:
+    assert "attach without in_backward" in str(error)
+with offloading.gathered(list(model.parameters())):
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
+print("refused")
+"""
+
+
+def test_gradients_that_are_averaged_later_are_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", AVERAGED, str(tmp_path)]
+    ranks = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["refused\n"] * 2
 
 
 @pytest.mark.parametrize("kind", [optim.AdamW, torch.optim.AdamW])
