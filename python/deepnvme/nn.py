@@ -10,6 +10,7 @@ Example:
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING
 
 import torch
@@ -65,9 +66,11 @@ class DiskEmbedding(torch.nn.Module):
         if len(table.shape) != 2:  # noqa: PLR2004 (rows and columns)
             msg = f"the table has the shape {table.shape}; an embedding has rows and columns"
             raise InvalidArgumentError(msg)
-        if padding_idx is not None and not -len(table) <= padding_idx < len(table):
-            msg = f"padding_idx is {padding_idx}, and the table has {len(table)} rows"
-            raise InvalidArgumentError(msg)
+        if padding_idx is not None:
+            padding_idx = operator.index(padding_idx)
+            if not -len(table) <= padding_idx < len(table):
+                msg = f"padding_idx is {padding_idx}, and the table has {len(table)} rows"
+                raise InvalidArgumentError(msg)
         self.table = table
         self.num_embeddings, self.embedding_dim = table.shape
         self.padding_idx = None if padding_idx is None else padding_idx % len(table)
@@ -107,7 +110,9 @@ class DiskEmbedding(torch.nn.Module):
     def _finish(self, ids: torch.Tensor, gather: Gather) -> torch.Tensor:
         rows = gather.result()
         if self.padding_idx is not None:
-            rows.masked_fill_((ids == self.padding_idx).unsqueeze(-1).to(rows.device), 0)
+            # Zeros of all dtypes are bytes of zeros, and torch cannot fill all dtypes.
+            bits = rows.view(torch.uint8)
+            bits.masked_fill_((ids == self.padding_idx).unsqueeze(-1).to(rows.device), 0)
         return rows
 
     def extra_repr(self) -> str:

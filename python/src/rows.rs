@@ -10,12 +10,13 @@ use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{
     BackgroundStore, BlockLayout, Conversion, Element, Error, PackSource, PendingGather, RowRange, RowScales, RowStore,
-    ScaleType, Table,
+    ScaleType, Table, check_room,
 };
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::checkpoint::{self, CheckpointReader};
 use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
 use crate::path::PathArgument;
@@ -25,6 +26,13 @@ use crate::{default, error, interruptible, tensor_memory, torch};
 
 /// The ranges of a table, each with its file, offset and rows; and the bytes of a row.
 type TableArgument = (Vec<(usize, u64, u64)>, usize);
+/// A file: one whose header was read, or a raw one by its path.
+#[derive(FromPyObject)]
+pub(crate) enum FileArgument<'py> {
+    Reader(PyRef<'py, CheckpointReader>),
+    Path(Bound<'py, PyAny>),
+}
+
 /// Where scales are: behind each row, as their number and the bytes of a row before them; or in a table.
 #[derive(FromPyObject)]
 enum ScalesArgument {
@@ -54,11 +62,10 @@ pub(crate) struct PyRowStore {
 #[pymethods]
 impl PyRowStore {
     #[new]
-    #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
-    #[pyo3(signature = (paths, rows, blocks, scales, memory_bytes, engine))]
+    #[pyo3(signature = (files, rows, blocks, scales, memory_bytes, engine))]
     fn new(
         py: Python<'_>,
-        paths: Vec<Bound<'_, PyAny>>,
+        files: Vec<FileArgument<'_>>,
         rows: TableArgument,
         blocks: Option<(usize, usize)>,
         scales: Option<(ScalesArgument, String)>,
@@ -66,7 +73,7 @@ impl PyRowStore {
         engine: Option<&Bound<'_, PyEngine>>,
     ) -> PyResult<Self> {
         let engine = default::or_default(py, engine)?;
-        let files = open(py, &paths)?;
+        let files = open(py, files)?;
         let scales = scales.map(|(place, name)| Ok::<_, PyErr>((place, scale_type(&name)?))).transpose()?;
         let made = py.detach(|| {
             let read = |(place, kind)| match place {
@@ -162,6 +169,8 @@ impl PyRowStore {
         let rows = self.store(py)?.store().table().rows();
         let source = tensor_memory::source(ids)?;
         let kind = if is_signed { IdType::Signed(bytes) } else { IdType::Unsigned(bytes) };
+        // An allocation that fails aborts the process.
+        check_room(source.len() as u64 * 3, "give fewer ids at a time").map_err(|error| to_exception(py, &error))?;
         let decoded = py.detach(|| {
             let mut bytes = vec![0; source.len()];
             source.copy_to_slice(0, &mut bytes);
@@ -205,10 +214,10 @@ impl PyGather {
 #[expect(clippy::too_many_arguments, reason = "only the package calls it")]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 #[pyfunction]
-#[pyo3(signature = (paths, rows, scales, description, target, report, engine))]
+#[pyo3(signature = (files, rows, scales, description, target, report, engine))]
 pub(crate) fn _pack_rows(
     py: Python<'_>,
-    paths: Vec<Bound<'_, PyAny>>,
+    files: Vec<FileArgument<'_>>,
     rows: TableArgument,
     scales: Option<TableArgument>,
     description: String,
@@ -217,7 +226,7 @@ pub(crate) fn _pack_rows(
     engine: Option<&Bound<'_, PyEngine>>,
 ) -> PyResult<usize> {
     let engine = default::or_default(py, engine)?;
-    let files = open(py, &paths)?;
+    let files = open(py, files)?;
     let target = PathArgument::new(target)?
         .named(|number| format!("a packed table is written to a path, not to descriptor {number}"))?;
     let packed = Arc::new(AtomicU64::new(0));
@@ -240,13 +249,22 @@ pub(crate) fn _pack_rows(
     layout.map(|layout| layout.block_bytes).map_err(|error| to_exception(py, &error))
 }
 
-fn open(py: Python<'_>, paths: &[Bound<'_, PyAny>]) -> PyResult<Vec<VersionedFile>> {
-    let open = |path: &Bound<'_, PyAny>| {
-        let target = PathArgument::new(path)?
-            .named(|number| format!("rows are read from a path, not from descriptor {number}"))?;
-        VersionedFile::open(target).map_err(|error| error::to_exception(py, &error))
+fn open(py: Python<'_>, files: Vec<FileArgument<'_>>) -> PyResult<Vec<VersionedFile>> {
+    let open = |file: FileArgument<'_>| match file {
+        FileArgument::Reader(reader) => {
+            let versioned = VersionedFile::of_open(Arc::clone(reader.reader().file()));
+            let versioned = versioned.map_err(|error| error::to_exception(py, &error))?;
+            // The versions are those that the file had before its header was read.
+            reader.reader().check_unchanged().map_err(|error| checkpoint::to_exception(py, &error))?;
+            Ok(versioned)
+        }
+        FileArgument::Path(path) => {
+            let target = PathArgument::new(&path)?
+                .named(|number| format!("rows are read from a path, not from descriptor {number}"))?;
+            VersionedFile::open(target).map_err(|error| error::to_exception(py, &error))
+        }
     };
-    paths.iter().map(open).collect()
+    files.into_iter().map(open).collect()
 }
 
 fn table((ranges, row_bytes): TableArgument, blocks: Option<(usize, usize)>) -> Result<Table, Error> {

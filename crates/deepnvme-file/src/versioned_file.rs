@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use deepnvme_io::fs::{self, FileId};
+use deepnvme_io::fs::{self, FileId, Stat};
 use deepnvme_io::{Access, DirectMode, Error, OpenOptions, Result, TensorFile};
 
 use crate::open::{Target, open};
@@ -32,10 +32,15 @@ struct FileVersion {
     modified_ns: i128,
 }
 
+impl From<Stat> for FileVersion {
+    fn from(stat: Stat) -> Self {
+        Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns }
+    }
+}
+
 impl FileVersion {
     fn of(path: &Path) -> Result<Self> {
-        let stat = fs::stat(path).map_err(|errno| Error::os("stat", errno).at_path(path))?;
-        Ok(Self { identity: stat.identity, bytes: stat.bytes, modified_ns: stat.modified_ns })
+        fs::stat(path).map(Self::from).map_err(|errno| Error::os("stat", errno).at_path(path))
     }
 
     fn difference(&self, now: &Self) -> Option<String> {
@@ -71,6 +76,22 @@ impl VersionedFile {
         let versions = versions.collect::<Result<Vec<_>>>()?;
         let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Preferred };
         let file = open(&target, options)?;
+        Ok(Self { file, versions })
+    }
+
+    /// Watches a file that is open already. Its versions are those of its descriptors, so a file that has got its name
+    /// since is a change.
+    ///
+    /// # Errors
+    /// If the working directory is unknown, or a descriptor cannot be inspected.
+    pub fn of_open(file: Arc<TensorFile>) -> Result<Self> {
+        let stats = file.stats()?;
+        let absolute = |path: &Path| {
+            std::path::absolute(path)
+                .map_err(|error| Error::from_io("find the working directory", &error).at_path(path))
+        };
+        let paths = file.part_paths().map(absolute).collect::<Result<Vec<_>>>()?;
+        let versions = paths.into_iter().zip(stats.into_iter().map(FileVersion::from)).collect();
         Ok(Self { file, versions })
     }
 

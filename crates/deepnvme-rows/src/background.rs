@@ -4,7 +4,7 @@
 //! that waits for it finishes it, or the store's thread if that comes first.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -24,6 +24,8 @@ pub struct BackgroundStore {
     store: Arc<RowStore>,
     gathers: Lane,
     prefetches: Lane,
+    /// Rows of prefetches that have not ended.
+    ahead: Arc<AtomicU64>,
 }
 
 /// A gather in flight. Dropping this does not affect it.
@@ -38,7 +40,7 @@ impl BackgroundStore {
     pub fn new(store: RowStore) -> Self {
         let store = Arc::new(store);
         let lane = |name| Lane { queue: Arc::default(), name };
-        Self { store, gathers: lane("deepnvme-rows"), prefetches: lane("deepnvme-ahead") }
+        Self { store, gathers: lane("deepnvme-rows"), prefetches: lane("deepnvme-ahead"), ahead: Arc::default() }
     }
 
     /// Returns the store.
@@ -65,13 +67,23 @@ impl BackgroundStore {
         Ok(PendingGather { task: self.gathers.push(&self.store, work)? })
     }
 
-    /// Prefetches as [`RowStore::prefetch`], and returns at once. Failures show when the rows are gathered.
+    /// Prefetches as [`RowStore::prefetch`], and returns at once. Failures show when the rows are gathered. Prefetches in
+    /// flight have as many rows as half of the cache at most. Others are left out.
     ///
     /// # Errors
     /// As [`RowStore::prefetch`], for what can be known at once. `Io` if no thread can be started.
     pub fn start_prefetch(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Result<()> {
         self.store.check_call(&rows)?;
-        self.prefetches.push(&self.store, Work::Prefetch { rows, deadline }).map(drop)
+        let mut rows = rows;
+        let room = self.store.prefetched_rows_max().saturating_sub(self.ahead.load(Ordering::Acquire));
+        self.store.leave_out(&mut rows, room);
+        if rows.is_empty() {
+            return Ok(());
+        }
+        rows.shrink_to_fit();
+        self.ahead.fetch_add(rows.len() as u64, Ordering::AcqRel);
+        let ahead = RowsAhead { rows: rows.len() as u64, all: Arc::clone(&self.ahead) };
+        self.prefetches.push(&self.store, Work::Prefetch { rows, deadline, _ahead: ahead }).map(drop)
     }
 
     /// Closes the store. Gathers in flight finish their reads.
@@ -158,7 +170,7 @@ enum TaskState {
 #[derive(Debug)]
 enum Work {
     Gather { rows: Vec<u64>, target: RegionMut, conversion: Option<Conversion>, begun: Option<Gather> },
-    Prefetch { rows: Vec<u64>, deadline: Option<Instant> },
+    Prefetch { rows: Vec<u64>, deadline: Option<Instant>, _ahead: RowsAhead },
 }
 
 impl Task {
@@ -187,6 +199,19 @@ impl Task {
     }
 }
 
+/// Rows of a prefetch, counted until it ends.
+#[derive(Debug)]
+struct RowsAhead {
+    rows: u64,
+    all: Arc<AtomicU64>,
+}
+
+impl Drop for RowsAhead {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.rows, Ordering::AcqRel);
+    }
+}
+
 impl Work {
     fn run(&mut self, store: &RowStore, should_stop: &dyn Fn() -> bool) -> Result<()> {
         match self {
@@ -196,7 +221,7 @@ impl Work {
             Self::Gather { rows, target, conversion, begun: None } => {
                 store.gather(rows, target, *conversion, should_stop)
             }
-            Self::Prefetch { rows, deadline } => store.prefetch(rows, *deadline, should_stop),
+            Self::Prefetch { rows, deadline, .. } => store.prefetch(rows, *deadline, should_stop),
         }
     }
 

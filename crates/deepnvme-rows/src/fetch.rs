@@ -217,7 +217,8 @@ impl Reading {
                 let detail = "the engine did not return the buffer of a read; report this as a bug";
                 Err(IoError::new(ErrorKind::Io, "read", detail).into())
             }
-            Err(error) => Err(error),
+            // A file that was cut ends early.
+            Err(error) => Err(check_unchanged(&files, &used_files).err().unwrap_or(error)),
         };
         Ok((result, rows))
     }

@@ -35,7 +35,7 @@ pub struct Conversion {
     pub from: Element,
     /// The type in memory.
     pub to: Float,
-    /// A factor. The product with it, and with the row's scales, is rounded to fp32, and then to the type in memory.
+    /// A factor. Elements are multiplied by the row's scale, and then by this, in fp32.
     pub scale: Option<f32>,
 }
 
@@ -139,9 +139,9 @@ impl Converter<'_> {
         let elements = self.wide.as_chunks_mut().0;
         let group = elements.len().div_ceil(self.factors.len()).max(1);
         for (group, factor) in elements.chunks_mut(group).zip(&self.factors) {
-            let factor = scale.map_or(*factor, |scale| factor * scale);
             for element in group {
-                *element = (f32::from_le_bytes(*element) * factor).to_le_bytes();
+                let scaled = f32::from_le_bytes(*element) * factor;
+                *element = scale.map_or(scaled, |scale| scaled * scale).to_le_bytes();
             }
         }
     }

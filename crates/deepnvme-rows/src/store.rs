@@ -11,6 +11,7 @@ use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
 use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading};
 use crate::read_plan::{FileSizes, ReadPlan};
+use crate::room::check_room;
 use crate::scales::RowScales;
 use crate::staging::Staging;
 use crate::stats::{Counters, RowStats, count};
@@ -23,6 +24,9 @@ const BUFFER_BYTES_MAX: u64 = 1 << 20;
 const BUFFERS_MAX: u64 = 8;
 /// Buffers take at most this fraction of the memory, unless that is too little for one.
 const BUFFERS_FRACTION: u64 = 16;
+/// Bytes that a call takes for each of its rows, at most.
+const CALL_ROW_BYTES: u64 = 64;
+const MEMORY_REMEDY: &str = "lower `memory`, or raise the limit of the process (`ulimit -v`)";
 /// How often rows are read again that were evicted before they could be pinned.
 const PIN_TRIES: usize = 10;
 /// Buffers that are left to gathers for which a thread waits.
@@ -76,7 +80,9 @@ impl RowStore {
             (for_buffers / BUFFERS_MAX / alignment * alignment).clamp(bytes_min, BUFFER_BYTES_MAX.max(bytes_min));
         let buffers = (for_buffers / buffer_bytes).clamp(1, BUFFERS_MAX);
         let plan = CachePlan::new(memory - buffers * buffer_bytes, table.rows(), row_bytes);
-        let allocation = |error: std::io::Error| Error::Io(IoError::from_io("allocate", &error));
+        let allocation = |error: std::io::Error| Error::Io(IoError::from_io("allocate", &error).because(MEMORY_REMEDY));
+        // Its tables are small allocations, which abort the process if they fail.
+        check_room(plan.bytes() * 2, MEMORY_REMEDY)?;
         Ok(Self {
             engine,
             files: files.into(),
@@ -132,6 +138,8 @@ impl RowStore {
         if self.is_closed.load(Ordering::Acquire) {
             return Err(Error::Closed);
         }
+        // The misses of a gather, and the rows of its reads.
+        check_room(rows.len() as u64 * CALL_ROW_BYTES, "gather fewer rows at a time")?;
         let count = self.table.rows();
         match rows.iter().position(|row| *row >= count) {
             Some(position) => Err(Error::NoSuchRow { id: rows[position].into(), position, rows: count }),
@@ -153,14 +161,23 @@ impl RowStore {
         wanted.sort_unstable();
         wanted.dedup();
         wanted.retain(|row| !self.cache.contains(*row));
-        // More than this would evict each other.
-        let room = self.cached_rows_max() as usize / 2;
-        count(&self.counters.rows_not_prefetched, wanted.len().saturating_sub(room));
-        wanted.truncate(room);
+        self.leave_out(&mut wanted, self.prefetched_rows_max());
         let left_out = self.read_to_cache(&wanted, deadline, false, &mut |_| {}, should_stop)?;
         count(&self.counters.rows_not_prefetched, left_out);
         count(&self.counters.rows_prefetched, wanted.len() - left_out);
         Ok(())
+    }
+
+    /// Returns how many rows prefetches may have in flight. More would evict each other.
+    pub(crate) fn prefetched_rows_max(&self) -> u64 {
+        self.cached_rows_max() / 2
+    }
+
+    /// Leaves out the rows of a prefetch for which there is no room.
+    pub(crate) fn leave_out(&self, rows: &mut Vec<u64>, room: u64) {
+        let room = usize::try_from(room).unwrap_or(usize::MAX);
+        count(&self.counters.rows_not_prefetched, rows.len().saturating_sub(room));
+        rows.truncate(room);
     }
 
     /// Reads rows that are not in memory, and keeps all of these rows as long as the table is open.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.public import public
 from deepnvme.errors import WaitTimeoutError
 
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     import torch
 
     from deepnvme._deepnvme import _Gather
@@ -17,7 +20,8 @@ if TYPE_CHECKING:
 class Gather:
     """Rows on their way into a tensor, from :meth:`RowStore.start_gather`.
 
-    Don't use the tensor until the gather is done. Dropping the ``Gather`` does not stop the reads.
+    ``await gather`` waits in a coroutine. Don't use the tensor until the gather is done. Dropping the ``Gather`` does
+    not stop the reads.
 
     Example:
         >>> deepnvme.write(torch.arange(12.0), "rows.bin")
@@ -63,6 +67,9 @@ class Gather:
         ``result`` then raises ``deepnvme.errors.CancelledError``, and the contents of the tensor are undefined.
         """
         self._started.cancel()
+
+    def __await__(self) -> Generator[Any, None, torch.Tensor]:
+        return asyncio.to_thread(self.result).__await__()
 
     def __repr__(self) -> str:
         return f"<deepnvme.Gather: {tuple(self._out.shape)}, {'done' if self.done() else 'in flight'}>"

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deepnvme._checkpoint.source_files import SourceFile
-    from deepnvme._deepnvme import Engine
+    from deepnvme._deepnvme import Engine, _CheckpointReader
+
+
+_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
 class TableSource(NamedTuple):
@@ -38,7 +41,8 @@ class TableSource(NamedTuple):
 class Located(NamedTuple):
     """Rows or scales, and their files."""
 
-    paths: list[Any]
+    files: list[Any]
+    """Open checkpoint files, whose headers were read, or the path of a raw file."""
     ranges: list[tuple[int, int, int]]
     """For each part, in order: index of the file, offset of its first row in bytes, number of rows."""
     row_shape: tuple[int, ...]
@@ -54,16 +58,21 @@ class Located(NamedTuple):
         """Number of rows."""
         return sum(rows for _, _, rows in self.ranges)
 
-    def in_files(self, paths: list[Any]) -> tuple[list[tuple[int, int, int]], int]:
-        """Return the ranges, by the indices of their files in a list, and the bytes of a row."""
-        ranges = [(paths.index(self.paths[file]), offset, rows) for file, offset, rows in self.ranges]
-        return ranges, self.row_bytes
+    def behind(self, files: int) -> tuple[list[tuple[int, int, int]], int]:
+        """Return the ranges, with their files behind this many others, and the bytes of a row."""
+        return [(files + file, offset, rows) for file, offset, rows in self.ranges], self.row_bytes
 
 
-def locate_raw(path: Any, shape: Sequence[int], dtype: torch.dtype, offset: int) -> Located:
+def locate_raw(path: Any, shape: Any, dtype: torch.dtype, offset: int) -> Located:
     """Describe rows that follow each other in a file."""
+    if not isinstance(shape, list | tuple) or not shape:
+        msg = f"shape is {shown(shape)}; it must have the number of rows, and the shape of a row: (rows, columns)"
+        raise TypeError(msg)
+    if checked_dtype(dtype) in _QUANTISED:
+        msg = f"dtype is {dtype}; a table has plain elements: give the dtype of its codes, such as torch.int8"
+        raise TypeError(msg)
     rows, *row_shape = (whole(size, "shape") for size in shape)
-    row_bytes = math.prod(row_shape) * checked_dtype(dtype).itemsize
+    row_bytes = math.prod(row_shape) * dtype.itemsize
     if row_bytes == 0:
         msg = f"shape is {tuple(shape)}: its rows have no elements; a table has at least one column"
         raise InvalidArgumentError(msg)
@@ -79,7 +88,7 @@ def locate_tensors(source: Any, names: list[str], engine: Engine | None) -> Loca
 class _Part(NamedTuple):
     """A tensor of the table."""
 
-    path: Any
+    file: _CheckpointReader
     offset: int
     shape: list[int]
     dtype: torch.dtype
@@ -110,9 +119,10 @@ def _locate(request: LoadRequest, files: list[SourceFile], names: list[str]) -> 
     if math.prod(row_shape) == 0:
         msg = f"{request.name}: the rows of {names[0]} have no elements; a table has at least one column"
         raise InvalidArgumentError(msg)
-    paths = [*dict.fromkeys(part.path for part in parts)]
-    ranges = [(paths.index(part.path), part.offset, part.shape[0]) for part in parts]
-    return Located([_kept(path) for path in paths], ranges, tuple(row_shape), dtype)
+    readers = [*{id(part.file): part.file for part in parts}.values()]
+    numbers = {id(reader): number for number, reader in enumerate(readers)}
+    ranges = [(numbers[id(part.file)], part.offset, part.shape[0]) for part in parts]
+    return Located(readers, ranges, tuple(row_shape), dtype)
 
 
 def _find_parts(request: LoadRequest, file: SourceFile, names: list[str], found: dict[str, _Part]) -> list[str]:
@@ -126,12 +136,15 @@ def _find_parts(request: LoadRequest, file: SourceFile, names: list[str], found:
         if number in signed:
             msg = f"{file.path}: {entry.name} is a lazy conjugate or negative; save it resolved"
             raise UnsupportedError(msg)
-        if not entry.shape or entry.strides != _row_major(entry.shape):
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        if not entry.shape or dtype in _QUANTISED:
+            msg = f"{file.path}: {entry.name} is {dtype} of shape {tuple(entry.shape)}, which is no table of plain rows"
+            raise UnsupportedError(msg)
+        if entry.strides != _row_major(entry.shape):
             msg = f"{file.path}: {entry.name} has no contiguous rows; save it with .contiguous()"
             raise UnsupportedError(msg)
-        dtype: torch.dtype = getattr(torch, entry.dtype)
         offset = storages[entry.storage].offset + entry.storage_offset * dtype.itemsize
-        found[entry.name] = _Part(file.path, offset, entry.shape, dtype)
+        found[entry.name] = _Part(reader, offset, entry.shape, dtype)
     return [entry.name for entry in entries]
 
 

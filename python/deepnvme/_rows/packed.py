@@ -15,7 +15,7 @@ from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedE
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.source_files import SourceFile
-    from deepnvme._deepnvme import Engine
+    from deepnvme._deepnvme import Engine, _CheckpointReader
 
 _TENSOR, _KEY, _VERSION = "rows", "deepnvme.rows", 1
 
@@ -64,7 +64,7 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
     (entry,) = (entry for entry in tensor_entries(reader) if entry.name == _TENSOR)
     stored = storage_entries(reader)[entry.storage]
     try:
-        packed = _parse(files[0].path, json.loads(text), stored.offset)
+        packed = _parse(files[0].path, json.loads(text), (reader, stored.offset))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         msg = f"{request.name}: the description of the packed table is damaged ({error}); pack the table again"
         raise CorruptFileError(msg) from error
@@ -77,7 +77,7 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
     return packed
 
 
-def _parse(path: Any, described: dict[str, Any], offset: int) -> Packed:
+def _parse(path: Any, described: dict[str, Any], place: tuple[_CheckpointReader, int]) -> Packed:
     version = _size(described["version"])
     if version > _VERSION:
         msg = f"{path}: version {version} of packed tables needs a later deepnvme; this one reads {_VERSION}"
@@ -89,7 +89,8 @@ def _parse(path: Any, described: dict[str, Any], offset: int) -> Packed:
     if "scales" in row:
         scales = _dtype(row["scales"]["dtype"]), _size(row["scales"]["count"])
         scale_bytes = scales[0].itemsize * scales[1]
-    located = Located([path], [(0, offset, _size(described["rows"], least=0))], shape, dtype)
+    reader, offset = place
+    located = Located([reader], [(0, offset, _size(described["rows"], least=0))], shape, dtype)
     row_bytes = _size(described["row_bytes"])
     if located.row_bytes + scale_bytes != row_bytes:
         msg = f"rows of {row_bytes} bytes are not {shape} of {dtype}"

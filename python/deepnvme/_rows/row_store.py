@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -15,22 +15,32 @@ from deepnvme._rows.stats import RowStats
 from deepnvme._utils.arguments import check_engine, parse_bytes, shown
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.public import public
+from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
-from deepnvme.errors import InvalidArgumentError
+from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from typing import Protocol
 
     from typing_extensions import Self
 
     from deepnvme._deepnvme import Engine, StripeSet
 
+    class _Array(Protocol):
+        """An array of any library, such as NumPy."""
+
+        def __array__(self, *arguments: Any, **options: Any) -> Any: ...
+
+
 _FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 # Types that gathers convert to floats.
 _CONVERTED = {**_FLOATS, torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}
 _SCALES = {**_FLOATS, torch.float8_e8m0fnu: "float8_e8m0fnu"}
+# A deadline beyond this is no deadline.
+_SECONDS_MAX = 1e9
 
 
 @public
@@ -98,13 +108,14 @@ class RowStore:
                 kind, count = packed.scales
                 behind_rows = (count, described.row_bytes), _SCALES[kind]
             rows = described.ranges, packed.row_bytes
-            self._store = _RowStore(described.paths, rows, packed.blocks, behind_rows, nbytes, engine)
+            self._store = _RowStore(described.files, rows, packed.blocks, behind_rows, nbytes, engine)
             self._has_scales = packed.scales is not None
         else:
             described, scale_table = _locate(TableSource(source, tensor, scales, shape, dtype, offset, engine))
-            paths = _paths_of(described, scale_table)
-            argument = None if scale_table is None else (scale_table.in_files(paths), _SCALES[scale_table.dtype])
-            self._store = _RowStore(paths, described.in_files(paths), None, argument, nbytes, engine)
+            files = [*described.files, *(scale_table.files if scale_table else ())]
+            behind = len(described.files)
+            argument = None if scale_table is None else (scale_table.behind(behind), _SCALES[scale_table.dtype])
+            self._store = _RowStore(files, described.behind(0), None, argument, nbytes, engine)
             self._has_scales = scale_table is not None
         self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
         self._is_closed = False
@@ -160,13 +171,13 @@ class RowStore:
         """
         check_engine(engine)
         rows, scale_table = _locate(TableSource(source, tensor, scales, shape, dtype, offset, engine))
-        paths = _paths_of(rows, scale_table)
+        files = [*rows.files, *(scale_table.files if scale_table else ())]
         report = progress_callback(progress, "packing", path)
         total = rows.rows * rows.row_bytes
         _pack_rows(
-            paths,
-            rows.in_files(paths),
-            None if scale_table is None else scale_table.in_files(paths),
+            files,
+            rows.behind(0),
+            None if scale_table is None else scale_table.behind(len(rows.files)),
             describe(rows, scale_table),
             path,
             None if report is None else lambda done: report(done * rows.row_bytes, total),
@@ -201,7 +212,7 @@ class RowStore:
 
     def gather(
         self,
-        ids: torch.Tensor | Sequence[int],
+        ids: torch.Tensor | _Array | Sequence[int],
         *,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
@@ -210,7 +221,7 @@ class RowStore:
         """Return rows, in the order of ``ids``.
 
         Args:
-            ids: row numbers, starting at 0: a tensor of any integer dtype and shape, or a list.
+            ids: row numbers, starting at 0: a tensor or an array of any integer dtype and shape, or a list.
             out: a contiguous tensor for the rows, on the CPU or on a GPU. Default: a new one on the CPU.
             dtype: the dtype of the result. Default: that of ``out``; without ``out``, :attr:`gathered_dtype`. Tables of
                 bfloat16, float16, float32, float8 and int8 can be converted to bfloat16, float16 and float32.
@@ -245,7 +256,7 @@ class RowStore:
 
     def start_gather(
         self,
-        ids: torch.Tensor | Sequence[int],
+        ids: torch.Tensor | _Array | Sequence[int],
         *,
         out: torch.Tensor | None = None,
         dtype: torch.dtype | None = None,
@@ -280,12 +291,12 @@ class RowStore:
         with relaxed_capture_for(target.device):
             return Gather(self._store.start_gather((numbers, kind, target.detach(), conversion)), target)
 
-    def prefetch(self, ids: torch.Tensor | Sequence[int], *, deadline_s: float | None = None) -> None:
+    def prefetch(self, ids: torch.Tensor | _Array | Sequence[int], *, deadline_s: float | None = None) -> None:
         """Read rows into memory in the background, so that a later gather finds them there.
 
         Gathers go first: a prefetch uses only disk and buffer capacity that gathers leave free. A gather that needs a
-        row that is on its way waits for that read. If one call needs more rows than half of the cache holds, the rest
-        are skipped. A failed read raises no error here; a later gather of the row does.
+        row that is on its way waits for that read. If prefetches in flight have more rows than half of the cache holds,
+        the rest are skipped. A failed read raises no error here; a later gather of the row does.
 
         Args:
             ids: as in :meth:`gather`.
@@ -302,12 +313,13 @@ class RowStore:
             >>> table.prefetch([0, 2], deadline_s=0.5)
         """
         given: object = deadline_s
-        if given is not None and not (isinstance(given, int | float) and 0 <= given < math.inf):
+        is_number = isinstance(given, int | float) and not isinstance(given, bool)
+        if given is not None and not (is_number and 0 <= given <= _SECONDS_MAX):  # type: ignore[operator]
             msg = f"deadline_s is {shown(deadline_s)}; it must be a number of seconds, from 0 on"
             raise InvalidArgumentError(msg)
         self._store.prefetch(*_check_ids(ids), deadline_s)
 
-    def pin(self, ids: torch.Tensor | Sequence[int]) -> None:
+    def pin(self, ids: torch.Tensor | _Array | Sequence[int]) -> None:
         """Read rows into memory, wait for them, and keep them there as long as the table is open.
 
         All pinned rows together may fill at most half of the cache.
@@ -340,6 +352,16 @@ class RowStore:
         self._is_closed = True
         self._store.close()
 
+    def __reduce__(self) -> NoReturn:
+        msg = "a RowStore, an open file with a cache, cannot be copied or pickled; open the table again by its path"
+        raise TypeError(msg)
+
+    def __copy__(self) -> NoReturn:
+        self.__reduce__()
+
+    def __deepcopy__(self, _memo: object) -> NoReturn:
+        self.__reduce__()
+
     def __enter__(self) -> Self:
         return self
 
@@ -355,6 +377,10 @@ class RowStore:
     ) -> tuple[torch.Tensor, tuple[str, str, float | None] | None]:
         """Return the tensor for the rows, and their conversion."""
         shape = (*ids.shape, *self._row_shape)
+        given: object = scale
+        if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
+            msg = f"scale is {shown(given)}; it must be a number"
+            raise TypeError(msg)
         if out is not None and not isinstance(out, torch.Tensor):
             msg = f"out must be a torch tensor, not {type(out).__name__}"
             raise TypeError(msg)
@@ -375,7 +401,7 @@ class RowStore:
                 "converted to bfloat16, float16 and float32: gather them as they are, and convert the result"
             )
             raise TypeError(msg)
-        return out, (_CONVERTED[self._dtype], _FLOATS[out.dtype], None if scale is None else float(scale))
+        return out, (_CONVERTED[self._dtype], _FLOATS[out.dtype], scale)
 
 
 def _locate(table: TableSource) -> tuple[Located, Located | None]:
@@ -387,6 +413,9 @@ def _locate(table: TableSource) -> tuple[Located, Located | None]:
         assert table.shape is not None
         assert table.dtype is not None
         return locate_raw(table.source, table.shape, table.dtype, table.offset), None
+    if table.offset != 0:
+        msg = f"offset is {shown(table.offset)}, and a checkpoint file says where its tensors are; leave offset out"
+        raise InvalidArgumentError(msg)
     if table.tensor is None:
         msg = "tensor is missing: name the tensor of a checkpoint file, or give shape and dtype of a raw file"
         raise InvalidArgumentError(msg)
@@ -394,11 +423,6 @@ def _locate(table: TableSource) -> tuple[Located, Located | None]:
     if table.scales is None:
         return rows, None
     return rows, _check_scales(rows, locate_tensors(table.source, check_names(table.scales), table.engine))
-
-
-def _paths_of(rows: Located, scales: Located | None) -> list[Any]:
-    """Return the files of both."""
-    return [*dict.fromkeys([*rows.paths, *(scales.paths if scales else ())])]
 
 
 def _check_scales(rows: Located, scales: Located) -> Located:
@@ -418,11 +442,42 @@ def _check_scales(rows: Located, scales: Located) -> Located:
 
 def _check_ids(ids: Any) -> tuple[torch.Tensor, tuple[bool, int]]:
     """Return ids as a contiguous tensor on the CPU, and whether they are signed, and their bytes."""
-    if not isinstance(ids, torch.Tensor):
-        # An empty list has no dtype.
-        ids = torch.as_tensor(ids) if len(ids) else torch.empty(0, dtype=torch.int64)
-    dtype = ids.dtype
-    if dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        msg = f"ids are {dtype}; they must be integers, such as torch.int64"
+    if torch._C._get_tracing_state() is not None:  # noqa: SLF001
+        msg = "a trace would record this gather without its rows; call the model without tracing it"
+        raise UnsupportedError(msg)
+    tensor = ids if isinstance(ids, torch.Tensor) else _as_tensor(ids)
+    dtype = tensor.dtype
+    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
+    if not is_plain or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
+        msg = f"ids are {dtype}, {tensor.layout}, on {tensor.device}; they must be integers, such as torch.int64"
         raise TypeError(msg)
-    return ids.detach().cpu().contiguous(), (dtype.is_signed, dtype.itemsize)
+    return tensor.detach().cpu().contiguous(), (dtype.is_signed, dtype.itemsize)
+
+
+def _as_tensor(ids: Any) -> torch.Tensor:
+    """Make a tensor of an array, or of a list of integers."""
+    try:
+        # A copy: torch warns of arrays that cannot be written to.
+        tensor = torch.tensor(ids)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        if is_of_handler(error):
+            raise
+        large = _first_large(ids, [0])
+        if large is not None:
+            msg = "id {} at position {} is no row, and exceeds 64 bits".format(*large)
+            raise IndexError(msg) from None
+        msg = f"ids are {shown(ids)}; they must be a tensor, an array or a list of integers"
+        raise TypeError(msg) from error
+    return tensor.to(torch.int64) if tensor.numel() == 0 and isinstance(ids, list | tuple) else tensor
+
+
+def _first_large(ids: Any, position: list[int]) -> tuple[int, int] | None:
+    """Return the first integer of nested lists that no tensor can hold, and its position."""
+    if isinstance(ids, int):
+        position[0] += 1
+        return None if -(1 << 63) <= ids < 1 << 63 else (ids, position[0] - 1)
+    if isinstance(ids, list | tuple):
+        for one in ids:
+            if (found := _first_large(one, position)) is not None:
+                return found
+    return None

@@ -21,8 +21,8 @@ class RowStats:
         rows_joined: rows that were read in the same operation as another row.
         rows_shared: rows for which a gather waited, because another gather or a prefetch was reading them.
         rows_prefetched: rows that a prefetch read.
-        rows_not_prefetched: rows that prefetches skipped: their deadline had passed, or the call asked for more than
-            half of the cache holds.
+        rows_not_prefetched: rows that prefetches skipped: their deadline had passed, or those in flight were more
+            than half of the cache holds.
         memory_bytes: the most bytes that the store uses.
         cached_rows_max: rows that fit into the cache.
 

@@ -49,6 +49,8 @@ def test_dtype_and_scale(store: deepnvme.RowStore, weight: torch.Tensor) -> None
 def test_wrong_arguments(store: deepnvme.RowStore, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="RowStore"):
         deepnvme.nn.DiskEmbedding(torch.ones(3, 3))  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        deepnvme.nn.DiskEmbedding(store, padding_idx=1.5)  # type: ignore[arg-type]
     for padding_idx in (500, -501):
         with pytest.raises(ValueError, match="500 rows"):
             deepnvme.nn.DiskEmbedding(store, padding_idx=padding_idx)
@@ -56,6 +58,14 @@ def test_wrong_arguments(store: deepnvme.RowStore, tmp_path: Path) -> None:
     cube = deepnvme.RowStore(tmp_path / "cube", shape=(4, 2, 2), dtype=torch.float32, memory="1MB")
     with pytest.raises(ValueError, match="rows and columns"):
         deepnvme.nn.DiskEmbedding(cube)
+
+
+def test_padding_of_a_dtype_that_torch_cannot_fill(tmp_path: Path) -> None:
+    codes = torch.randint(1, 100, (50, 8), dtype=torch.uint8).view(torch.float8_e4m3fn)
+    deepnvme.write(codes, tmp_path / "x")
+    with deepnvme.RowStore(tmp_path / "x", shape=(50, 8), dtype=codes.dtype, memory="1MB") as store:
+        rows = deepnvme.nn.DiskEmbedding(store, padding_idx=3)(torch.tensor([3, 4]))
+        assert torch.equal(rows.view(torch.uint8), torch.stack([torch.zeros(8), codes[4].view(torch.uint8)]).byte())
 
 
 def test_a_table_with_scales(tmp_path: Path) -> None:

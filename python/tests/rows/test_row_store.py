@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import gc
 import os
+import pickle
 import random
 import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._rows import row_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,7 +266,7 @@ def test_a_changed_file_is_noticed(tmp_path: Path, table: torch.Tensor) -> None:
         assert caught.value.filename == os.fspath(tmp_path / "x")
         with (tmp_path / "x").open("r+b") as file:
             file.truncate(100_000)
-        with pytest.raises(deepnvme.Error):
+        with pytest.raises(errors.ChangedFileError):
             store.gather([2500])
 
 
@@ -282,6 +288,13 @@ WRONG_IDS: list[tuple[Any, type[Exception], str]] = [
     ([1.0], TypeError, "must be integers"),
     ([True], TypeError, "must be integers"),
     (torch.tensor([1j]), TypeError, "must be integers"),
+    ([[1], [1 << 70]], IndexError, "at position 1 is no row, and exceeds 64 bits"),
+    (5.0, TypeError, "must be integers"),
+    (None, TypeError, "a tensor, an array or a list of integers"),
+    ({1: 2}, TypeError, "a tensor, an array or a list of integers"),
+    ([None], TypeError, "a tensor, an array or a list of integers"),
+    (torch.empty(3, dtype=torch.int64, device="meta"), TypeError, "on meta"),
+    (torch.ones(3, dtype=torch.int64).to_sparse(), TypeError, "sparse"),
 ]
 
 
@@ -306,7 +319,10 @@ def test_wrong_targets(tmp_path: Path, table: torch.Tensor) -> None:
                 store.gather([0], out=out)
         with pytest.raises(TypeError, match="leave dtype out"):
             store.gather([0], out=torch.empty(1, 80), dtype=torch.float16)
-        for deadline in (-1, float("nan"), "soon"):
+        for scale in ("2", True, [1.0]):
+            with pytest.raises(TypeError, match="scale"):
+                store.gather([0], scale=scale)  # type: ignore[arg-type]
+        for deadline in (-1, float("nan"), "soon", True, 10**400):
             with pytest.raises(ValueError, match="deadline_s"):
                 store.prefetch([0], deadline_s=deadline)  # type: ignore[arg-type]
 
@@ -324,7 +340,7 @@ def test_wrong_sources(tmp_path: Path, table: torch.Tensor) -> None:
         (lambda: deepnvme.RowStore(path, ["a", "half"], **known), ValueError, "rows of one kind"),
         (lambda: deepnvme.RowStore(path, ["a", "a"], **known), ValueError, "twice"),
         (lambda: deepnvme.RowStore(path, [], **known), TypeError, "name of a tensor"),
-        (lambda: deepnvme.RowStore(path, "flat", **known), errors.UnsupportedError, "no contiguous rows"),
+        (lambda: deepnvme.RowStore(path, "flat", **known), errors.UnsupportedError, "no table of plain rows"),
         (lambda: deepnvme.RowStore(tmp_path / "x.pt", "a", **known), errors.UnsupportedError, "no contiguous rows"),
         (lambda: deepnvme.RowStore(path, "a", shape=(3,), **known), ValueError, "both shape and dtype"),
         (lambda: deepnvme.RowStore(path, "a", shape=(3,), dtype=torch.int8, **known), ValueError, "raw file"),
@@ -337,6 +353,70 @@ def test_wrong_sources(tmp_path: Path, table: torch.Tensor) -> None:
     for call, error, text in calls:
         with pytest.raises(error, match=text):
             call()
+
+
+def test_arrays_and_single_ids(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        array = np.array([[5, 6]], dtype=np.uint16)
+        array.setflags(write=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert torch.equal(store.gather(array), table[5:7].unsqueeze(0))
+        nested: list[Any] = [[], []]
+        assert torch.equal(store.gather(7), table[7])  # type: ignore[arg-type]
+        assert store.gather(nested).shape == (2, 0, 80)
+
+
+def test_it_cannot_be_copied(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store:
+        model = torch.nn.Sequential(deepnvme.nn.DiskEmbedding(store))
+        for act in (copy.copy, copy.deepcopy, pickle.dumps):
+            for thing in (store, model) if act is not copy.copy else (store,):
+                with pytest.raises(TypeError, match="open the table again by its path"):
+                    act(thing)
+
+
+def test_traces_are_refused(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x") as store, pytest.raises(errors.UnsupportedError, match="without tracing"):
+        torch.jit.trace(deepnvme.nn.DiskEmbedding(store), torch.tensor([1]))  # type: ignore[no-untyped-call]
+
+
+def test_it_can_be_awaited(tmp_path: Path, table: torch.Tensor) -> None:
+    async def main() -> torch.Tensor:
+        return await store.start_gather([3])
+
+    with raw(table, tmp_path / "x") as store:
+        assert torch.equal(asyncio.run(main()), table[[3]])
+
+
+def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deepnvme.save({"a": torch.full((500, 64), 7.0), "t": torch.full((500, 64), 1.0)}, tmp_path / "model.safetensors")
+    deepnvme.save({"t": torch.full((500, 64), 2.0), "z": torch.full((500, 64), 8.0)}, tmp_path / "new")
+    found: Any = row_store.__dict__["locate_tensors"]
+
+    def locate_and_replace(*arguments: Any) -> Any:
+        located = found(*arguments)
+        (tmp_path / "new").rename(tmp_path / "model.safetensors")
+        return located
+
+    monkeypatch.setattr(row_store, "locate_tensors", locate_and_replace)
+    store = deepnvme.RowStore(tmp_path / "model.safetensors", "t", memory="1MB")
+    with pytest.raises(errors.ChangedFileError):
+        store.gather([5])
+    monkeypatch.setattr(row_store, "locate_tensors", found)
+    deepnvme.save({"t": torch.full((500, 64), 3.0), "z": torch.full((500, 64), 9.0)}, tmp_path / "new")
+    monkeypatch.setattr(row_store, "locate_tensors", locate_and_replace)
+    with pytest.raises(errors.ChangedFileError):
+        deepnvme.RowStore.create(tmp_path / "packed", tmp_path / "model.safetensors", "t", memory="1MB")
+    assert not (tmp_path / "packed").exists()
+
+
+def test_prefetches_in_flight_are_bounded(tmp_path: Path, table: torch.Tensor) -> None:
+    with raw(table, tmp_path / "x", "100kB") as store:
+        for _ in range(200):
+            store.prefetch(torch.randint(0, 3000, (5000,)))
+        stats = store.stats()
+        assert stats.rows_not_prefetched > 200 * 4000
 
 
 def test_a_forked_child_opens_its_own(tmp_path: Path, table: torch.Tensor) -> None:

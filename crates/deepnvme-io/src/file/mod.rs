@@ -221,6 +221,11 @@ impl TensorFile {
         Ok(None)
     }
 
+    /// Returns the path of the file, or of each part of a stripe set.
+    pub fn part_paths(&self) -> impl Iterator<Item = &Path> {
+        self.parts.iter().map(Part::path)
+    }
+
     /// Returns the metadata of the file, or of each part of a stripe set.
     ///
     /// # Errors
