@@ -62,7 +62,7 @@ def report(name: str, case: Case, took: dict[str, list[float]]) -> list[dict[str
     """Print the times and the goals of a case. Returns the goals for the record."""
     print(f"{name}: {(case.prepare.__doc__ or '').strip()}")
     for contestant, seconds in took.items():
-        print(f"  {contestant:24} {median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})")
+        print(f"  {contestant:24} {median(seconds):.3g} s ({min(seconds):.3g} to {max(seconds):.3g})")
     goals: list[dict[str, object]] = []
     for goal in case.goals:
         if goal.theirs not in took:
