@@ -27,6 +27,9 @@ const BUFFERS_FRACTION: u64 = 16;
 /// Bytes that a call takes for each of its rows, at most.
 const CALL_ROW_BYTES: u64 = 64;
 const MEMORY_REMEDY: &str = "lower `memory`, or raise the limit of the process (`ulimit -v`)";
+/// A prefetch reads this many rows at a time while gathers are made: a gather waits for those that the disk has begun. It
+/// doubles the number while none is made.
+const AHEAD_ROWS_MIN: usize = 16;
 /// How often rows are read again that were evicted before they could be pinned.
 const PIN_TRIES: usize = 10;
 /// Buffers that are left to gathers for which a thread waits.
@@ -220,6 +223,7 @@ impl RowStore {
         should_stop: &dyn Fn() -> bool,
     ) -> Result<usize> {
         let mut rest = rows;
+        let mut rows_max = if is_urgent { rows.len() } else { AHEAD_ROWS_MIN };
         while !rest.is_empty() {
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(Error::Closed);
@@ -234,7 +238,9 @@ impl RowStore {
                 self.staging.wait();
                 continue;
             };
-            let batch = self.start(rest.iter().copied(), buffer, is_urgent, &mut |_, _| {}, &mut |_, _| {})?;
+            let gathered = self.counters.rows.load(Ordering::Relaxed);
+            let next = &rest[..rest.len().min(rows_max)];
+            let batch = self.start(next.iter().copied(), buffer, is_urgent, &mut |_, _| {}, &mut |_, _| {})?;
             if let Some(fetch) = batch.fetch {
                 let completed = self.complete(&fetch, Kept::UntilUsed, should_stop);
                 if matches!(completed, Err(Error::Interrupted)) {
@@ -244,6 +250,8 @@ impl RowStore {
             }
             read(&rest[..batch.taken]);
             rest = &rest[batch.taken..];
+            let is_alone = self.counters.rows.load(Ordering::Relaxed) == gathered;
+            rows_max = if is_urgent || is_alone { rows_max.saturating_mul(2) } else { AHEAD_ROWS_MIN };
         }
         Ok(0)
     }
