@@ -120,6 +120,12 @@ impl PyRowStore {
         pinned.map_err(|error| to_exception(py, &error))
     }
 
+    fn verify(&self, py: Python<'_>) -> PyResult<u64> {
+        let store = self.store(py)?;
+        let verified = interruptible::with_signals(py, |should_stop| store.store().verify(should_stop))?;
+        verified.map_err(|error| to_exception(py, &error))
+    }
+
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let store = self.store(py)?.store();
         let stats = store.stats();

@@ -58,7 +58,7 @@ pub(crate) struct BlockChecks {
 
 impl BlockChecks {
     /// Compares all blocks of a read with their checksums.
-    fn check(&self, buffer: &[u8], files: &[VersionedFile]) -> Result<()> {
+    pub(crate) fn check(&self, buffer: &[u8], files: &[VersionedFile]) -> Result<()> {
         let block_bytes = self.blocks.block_bytes;
         for run in &self.runs {
             let first = (run.range.start - self.start) / block_bytes as u64;
@@ -233,7 +233,7 @@ pub(crate) fn join(mut parts: Vec<RegionMut>, rest: Vec<RegionMut>) -> Option<Re
     parts.try_fold(first, |whole, part| whole.join(part).ok())
 }
 
-fn check_unchanged(files: &[VersionedFile], used: &[usize]) -> Result<()> {
+pub(crate) fn check_unchanged(files: &[VersionedFile], used: &[usize]) -> Result<()> {
     for index in used {
         if let Some(FileChange { path, what }) = files[*index].change()? {
             return Err(Error::Changed { path, what });

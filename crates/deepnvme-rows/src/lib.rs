@@ -25,6 +25,7 @@ mod stats;
 mod store;
 mod sync;
 mod table;
+mod verify;
 
 pub use background::{BackgroundStore, PendingGather};
 pub use blocks::BlockLayout;

@@ -9,7 +9,7 @@ use deepnvme_io::{Engine, Error as IoError, ReadItem};
 
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
-use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading};
+use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged};
 use crate::read_plan::{FileSizes, ReadPlan};
 use crate::room::check_room;
 use crate::scales::RowScales;
@@ -42,7 +42,7 @@ const BUFFERS_RESERVED: usize = 2;
 #[derive(Debug)]
 pub struct RowStore {
     pub(crate) engine: Arc<Engine>,
-    files: Arc<[VersionedFile]>,
+    pub(crate) files: Arc<[VersionedFile]>,
     sizes: FileSizes,
     pub(crate) table: Table,
     pub(crate) cache: RowCache<Fetch>,
@@ -254,6 +254,11 @@ impl RowStore {
             rows_max = if is_urgent || is_alone { rows_max.saturating_mul(2) } else { AHEAD_ROWS_MIN };
         }
         Ok(0)
+    }
+
+    /// Checks that a file is the one that was opened.
+    pub(crate) fn check_unchanged(&self, file: usize) -> Result<()> {
+        check_unchanged(&self.files, &[file])
     }
 
     /// Returns how many buffers only gathers take that a thread runs.

@@ -172,6 +172,26 @@ fn every_flipped_byte_of_a_block_is_noticed() {
 }
 
 #[test]
+fn a_whole_table_is_verified() {
+    let world = world(160, &[30_000]);
+    let layout = world.pack(false).unwrap();
+    let store = world.open(layout, None);
+    assert_eq!(store.verify(&|| false).unwrap(), 1200);
+    assert!(matches!(store.verify(&|| true), Err(Error::Interrupted)));
+    assert_eq!(store.verify(&|| false).unwrap(), 1200, "all buffers came back");
+    let mut bytes = fs::read(world.target()).unwrap();
+    let place = bytes.len() - 3 * 4096 + 77;
+    bytes[place] ^= 4;
+    fs::write(world.target(), bytes).unwrap();
+    assert!(matches!(store.verify(&|| false), Err(Error::Changed { .. })));
+    let damaged = world.open(layout, None).verify(&|| false);
+    assert!(matches!(damaged, Err(Error::Checksum { first_row, .. }) if first_row == 1197 * 25), "{damaged:?}");
+    let files = vec![VersionedFile::open(world.folder.path().join("source")).unwrap()];
+    let in_place = RowStore::new(Arc::clone(&world.engine), files, world.rows.clone(), None, 1 << 20).unwrap();
+    assert!(matches!(in_place.verify(&|| false), Err(Error::Invalid(_))));
+}
+
+#[test]
 fn swapped_blocks_are_noticed() {
     let world = world(160, &[60]);
     let layout = world.pack(false).unwrap();

@@ -9,16 +9,16 @@ import torch
 
 from deepnvme._deepnvme import _pack_rows, _RowStore
 from deepnvme._rows.gather import Gather
+from deepnvme._rows.ids import check_ids
 from deepnvme._rows.locate import Located, TableSource, check_described, check_names, locate_raw, locate_tensors
 from deepnvme._rows.packed import describe, locate_packed
 from deepnvme._rows.stats import RowStats
 from deepnvme._utils.arguments import check_engine, parse_bytes, shown
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.public import public
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
-from deepnvme.errors import InvalidArgumentError, UnsupportedError
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import os
@@ -248,7 +248,7 @@ class RowStore:
             tensor([[4.5000, 5.0000, 5.5000],
                     [1.5000, 2.0000, 2.5000]], dtype=torch.bfloat16)
         """
-        numbers, kind = _check_ids(ids)
+        numbers, kind = check_ids(ids)
         target, conversion = self._target(numbers, out, dtype, scale)
         with relaxed_capture_for(target.device):
             self._store.gather((numbers, kind, target.detach(), conversion))
@@ -286,7 +286,7 @@ class RowStore:
             tensor([[3., 4., 5.],
                     [3., 4., 5.]])
         """
-        numbers, kind = _check_ids(ids)
+        numbers, kind = check_ids(ids)
         target, conversion = self._target(numbers, out, dtype, scale)
         with relaxed_capture_for(target.device):
             return Gather(self._store.start_gather((numbers, kind, target.detach(), conversion)), target)
@@ -317,7 +317,7 @@ class RowStore:
         if given is not None and not (is_number and 0 <= given <= _SECONDS_MAX):  # type: ignore[operator]
             msg = f"deadline_s is {shown(deadline_s)}; it must be a number of seconds, from 0 on"
             raise InvalidArgumentError(msg)
-        self._store.prefetch(*_check_ids(ids), deadline_s)
+        self._store.prefetch(*check_ids(ids), deadline_s)
 
     def pin(self, ids: torch.Tensor | _Array | Sequence[int]) -> None:
         """Read rows into memory, wait for them, and keep them there as long as the table is open.
@@ -337,7 +337,25 @@ class RowStore:
             >>> table = deepnvme.RowStore("rows.bin", shape=(4, 3), dtype=torch.float32, memory="1MB")
             >>> table.pin([0, 1])
         """
-        self._store.pin(*_check_ids(ids))
+        self._store.pin(*check_ids(ids))
+
+    def verify(self) -> int:
+        """Read a whole packed table, and compare every block with its checksum.
+
+        Returns:
+            The number of blocks.
+
+        Raises:
+            ChecksumError: a block is damaged; the message names its rows.
+            ValueError: the table is not packed. Rows that are read in place have no checksums.
+            ChangedFileError, ClosedError, OSError: as in :meth:`gather`.
+
+        Example:
+            >>> size = deepnvme.save({"table": torch.arange(40.0).reshape(10, 4)}, "model.safetensors")
+            >>> deepnvme.RowStore.create("rows.safetensors", "model.safetensors", "table", memory="1MB").verify()
+            1
+        """
+        return self._store.verify()
 
     def stats(self) -> RowStats:
         """Return the counters so far.
@@ -438,46 +456,3 @@ def _check_scales(rows: Located, scales: Located) -> Located:
         )
         raise InvalidArgumentError(msg)
     return scales
-
-
-def _check_ids(ids: Any) -> tuple[torch.Tensor, tuple[bool, int]]:
-    """Return ids as a contiguous tensor on the CPU, and whether they are signed, and their bytes."""
-    if torch._C._get_tracing_state() is not None:  # noqa: SLF001
-        msg = "a trace would record this gather without its rows; call the model without tracing it"
-        raise UnsupportedError(msg)
-    tensor = ids if isinstance(ids, torch.Tensor) else _as_tensor(ids)
-    dtype = tensor.dtype
-    is_plain = tensor.layout == torch.strided and not tensor.is_quantized and tensor.device.type != "meta"
-    if not is_plain or dtype.is_floating_point or dtype.is_complex or dtype == torch.bool:
-        msg = f"ids are {dtype}, {tensor.layout}, on {tensor.device}; they must be integers, such as torch.int64"
-        raise TypeError(msg)
-    return tensor.detach().cpu().contiguous(), (dtype.is_signed, dtype.itemsize)
-
-
-def _as_tensor(ids: Any) -> torch.Tensor:
-    """Make a tensor of an array, or of a list of integers."""
-    try:
-        # A copy: torch warns of arrays that cannot be written to.
-        tensor = torch.tensor(ids)
-    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-        if is_of_handler(error):
-            raise
-        large = _first_large(ids, [0])
-        if large is not None:
-            msg = "id {} at position {} is no row, and exceeds 64 bits".format(*large)
-            raise IndexError(msg) from None
-        msg = f"ids are {shown(ids)}; they must be a tensor, an array or a list of integers"
-        raise TypeError(msg) from error
-    return tensor.to(torch.int64) if tensor.numel() == 0 and isinstance(ids, list | tuple) else tensor
-
-
-def _first_large(ids: Any, position: list[int]) -> tuple[int, int] | None:
-    """Return the first integer of nested lists that no tensor can hold, and its position."""
-    if isinstance(ids, int):
-        position[0] += 1
-        return None if -(1 << 63) <= ids < 1 << 63 else (ids, position[0] - 1)
-    if isinstance(ids, list | tuple):
-        for one in ids:
-            if (found := _first_large(one, position)) is not None:
-                return found
-    return None

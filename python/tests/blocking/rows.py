@@ -20,7 +20,8 @@ PENDING = TABLE + "pending = gather(ALL, start=True)\n"
 GATHER, RESULT = "`RowStore.gather`, `start_gather`", "`Gather.result`"
 PIN = "`RowStore.pin`"
 CREATE = "`RowStore.create`"
-ROWS = (CREATE, GATHER, PIN, RESULT)
+VERIFY = "`RowStore.verify`"
+ROWS = (CREATE, GATHER, VERIFY, PIN, RESULT)
 # Half of the rows that memory has room for.
 PINNING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\npin = lambda: table.pin(many)\n"
 
@@ -34,7 +35,18 @@ def moves():
     return deepnvme.stats().bytes_written > 1 << 20
 """
 
+PACKED = """
+with open("rows", "wb") as file:
+    file.truncate(1 << 27)
+table = deepnvme.RowStore.create("packed", "rows", shape=(1 << 15, 4000), dtype=torch.uint8, memory="64KiB")
+moves = busy()
+"""
+
 CELLS: Cells = {
+    (VERIFY, "close"): (CLOSED, PACKED + "soon(table.close, moves)\nraises(errors.ClosedError, table.verify)"),
+    (VERIFY, "Ctrl-C"): ("raises", PACKED + "soon(interrupt, moves)\nraises(KeyboardInterrupt, table.verify)"),
+    (VERIFY, "fork"): (CLOSED, PACKED + "in_child(lambda: raises(errors.ClosedError, table.verify))"),
+    (VERIFY, "exit"): (ENDS, PACKED + "leave(table.verify, moves)"),
     (CREATE, "Ctrl-C"): (
         "raises; no file appears",
         PACKING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, create)\n"

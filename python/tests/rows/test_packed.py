@@ -97,6 +97,19 @@ def test_no_flipped_bit_is_taken_for_a_row(source: Path, tmp_path: Path) -> None
     assert noticed > 200
 
 
+def test_a_whole_table_is_verified(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    with deepnvme.RowStore.create(path, source, "table", memory="1MB") as store:
+        assert store.verify() == 80
+    damaged = bytearray(path.read_bytes())
+    damaged[-5000] ^= 1
+    path.write_bytes(damaged)
+    with deepnvme.RowStore(path, memory="1MB") as store, pytest.raises(errors.ChecksumError, match="rows 1950 to"):
+        store.verify()
+    with deepnvme.RowStore(source, "table", memory="1MB") as store, pytest.raises(ValueError, match="no checksums"):
+        store.verify()
+
+
 def described(path: Path, change: Any) -> None:
     """Change the description of a packed table."""
     content = path.read_bytes()
