@@ -205,7 +205,7 @@ impl Reading {
         }
         let Self { transfer, files, used_files, checks, rest, rows, staging } = *self;
         let (memory, result) = transfer.wait();
-        let buffer = memory.and_then(|parts| join(parts, rest)).and_then(|whole| whole.into_buffer().ok());
+        let buffer = memory.and_then(|parts| join(parts, rest));
         let fetched = Arc::new(Fetched { rows: Arc::clone(&rows), row_bytes, buffer, staging });
         // Rows that arrived before this check are those of the file that was opened.
         let result = match result.map_err(Error::from).and_then(|_| check_unchanged(&files, &used_files)) {
@@ -224,13 +224,13 @@ impl Reading {
     }
 }
 
-/// Joins consecutive parts of a buffer.
-pub(crate) fn join(mut parts: Vec<RegionMut>, rest: Vec<RegionMut>) -> Option<RegionMut> {
+/// Joins all parts of a buffer.
+pub(crate) fn join(mut parts: Vec<RegionMut>, rest: Vec<RegionMut>) -> Option<Buffer> {
     parts.extend(rest);
     parts.sort_unstable_by_key(|part| (part.addr(), part.len()));
     let mut parts = parts.into_iter();
     let first = parts.next()?;
-    parts.try_fold(first, |whole, part| whole.join(part).ok())
+    parts.try_fold(first, |whole, part| whole.join(part).ok())?.into_buffer().ok()
 }
 
 pub(crate) fn check_unchanged(files: &[VersionedFile], used: &[usize]) -> Result<()> {

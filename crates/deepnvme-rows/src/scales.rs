@@ -69,8 +69,7 @@ impl RowScales {
         let (parts, result) = engine.read_batch(items)?.wait();
         result?;
         drop(whole);
-        let joined =
-            parts.and_then(|parts| crate::fetch::join(parts, vec![rest])).and_then(|all| all.into_buffer().ok());
+        let joined = parts.and_then(|parts| crate::fetch::join(parts, vec![rest]));
         let lost = || IoError::new(ErrorKind::Io, "read", "the engine did not return the memory; report this as a bug");
         Ok(Self { kind, groups: table.row_bytes() / kind.bytes(), place: Place::Memory(joined.ok_or_else(lost)?) })
     }

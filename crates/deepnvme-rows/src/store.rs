@@ -9,7 +9,7 @@ use deepnvme_io::{Engine, Error as IoError, ReadItem};
 
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
-use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged};
+use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged, join};
 use crate::read_plan::{FileSizes, ReadPlan};
 use crate::room::check_room;
 use crate::scales::RowScales;
@@ -324,7 +324,7 @@ impl RowStore {
             }
             Err(refused) => {
                 let error = Error::Io(refused.error);
-                self.staging.put_back(None);
+                self.staging.put_back(refused.memory.and_then(|parts| join(parts, rest)));
                 fetch.fail(error.clone());
                 claimed.rows.iter().for_each(|row| self.cache.end_fetch(*row, &fetch, None, Kept::WhileUsed));
                 Err(error)

@@ -112,5 +112,5 @@ impl RowStore {
 }
 
 fn whole_of(memory: Option<RegionMut>, rest: RegionMut) -> Option<Buffer> {
-    join(vec![memory?], vec![rest]).and_then(|whole| whole.into_buffer().ok())
+    join(vec![memory?], vec![rest])
 }
