@@ -12,7 +12,9 @@
 # PYTHON selects another python3, TMPDIR the disk to use, BENCH other arguments of `python -m gpubench`. Results go to
 # the folder $OUT, or to the folder of this file.
 set -euo pipefail
-here="$(cd "${BASH_SOURCE[0]%/*}" && pwd)"
+here="${BASH_SOURCE[0]}"
+[[ $here == */* ]] || here="./$here" # started as `bash run.sh`
+here="$(cd "${here%/*}" && pwd)"
 
 # Both parts of the tests, and the benchmark, end within 25 minutes.
 PARALLEL_S=240

@@ -63,6 +63,7 @@ __all__ = [
     "_make_folders",
     "_not_plain",
     "_open_regular",
+    "_pack_rows",
     "_packed_tensors",
     "_parse_bytes",
     "_pickle_plain",
@@ -1076,7 +1077,7 @@ class _History:
 
 def _checkpoint_paths(folder: Path, text: str) -> list[Path]: ...
 def _pack_rows(
-    paths: Sequence[_Path],
+    files: Sequence[_Path | _CheckpointReader],
     rows: tuple[Sequence[tuple[int, int, int]], int],
     scales: tuple[Sequence[tuple[int, int, int]], int] | None,
     description: str,
@@ -1462,7 +1463,7 @@ class _SparseRowCache:
 class _RowStore:
     def __new__(
         cls,
-        paths: Sequence[_Path],
+        files: Sequence[_Path | _CheckpointReader],
         rows: tuple[Sequence[tuple[int, int, int]], int],
         blocks: tuple[int, int] | None,
         scales: tuple[tuple[int, int] | tuple[Sequence[tuple[int, int, int]], int], str] | None,

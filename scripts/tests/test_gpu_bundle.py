@@ -76,6 +76,12 @@ def test_without_a_driver(bundle: Path, tmp_path: Path, arguments: tuple[str, ..
         assert done.stderr == "test-gpu: no NVIDIA GPU here: nvidia-smi, which comes with the driver, is not found.\n"
 
 
+def test_started_in_its_folder(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(bundle)
+    done = run(Path("run.sh"), tmp_path / "no tools")
+    assert done.stderr.startswith("test-gpu: no NVIDIA GPU here"), done.stderr
+
+
 @pytest.mark.parametrize("status", [0, 6])
 def test_without_a_gpu(bundle: Path, tmp_path: Path, status: int) -> None:
     tool(tmp_path / "tools", "nvidia-smi", f"echo No devices were found; exit {status}")
