@@ -61,7 +61,10 @@ pub use deepnvme_cuda::exchange_capture_mode;
 pub use engine::{BackendFactory, Engine, ReadItem, Refused, WriteItem};
 pub use error::{Error, ErrorKind, Result, kernel_words};
 pub use file::{Access, DirectState, OpenOptions, TensorFile};
-pub use gpu::{GpuAccess, HostRegistration, StreamEvents, current_gpu, register_with_driver, wait_for_copies};
+pub use gpu::{
+    GpuAccess, HostRegistration, StartedCopy, StreamEvents, current_gpu, register_waiting, register_with_driver,
+    wait_for_copies,
+};
 pub use op::SubmitMode;
 pub use request::{
     Durability, Oneshot, Progress, REQUESTS_MAX, Transfer, TransferMemory, Transferred, WriteMode, WriteOptions,

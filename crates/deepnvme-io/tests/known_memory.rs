@@ -6,7 +6,9 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use deepnvme_fake_driver::Loaded;
-use deepnvme_io::{Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions, register_with_driver};
+use deepnvme_io::{
+    Access, Config, DirectMode, Engine, OpenOptions, TensorFile, WriteOptions, register_waiting, register_with_driver,
+};
 use deepnvme_mem::{Arena, Buffer, Device, Region, RegionMut};
 
 type Retain = unsafe extern "C" fn(*mut u64, c_int) -> c_int;
@@ -88,6 +90,27 @@ fn the_driver_knows_memory_from_the_first_use_of_a_gpu_until_it_is_freed() {
     }
     driver.assert_released();
     assert_eq!(driver.live("contexts"), 0);
+}
+
+/// Another library creates the context, and no engine opens the GPU.
+#[test]
+fn the_driver_is_told_of_waiting_memory_once_a_context_exists() {
+    let driver = Loaded::exclusive();
+    let early = pinned(10_000);
+    register_waiting();
+    assert_eq!((driver.live("registrations"), driver.live("contexts")), (0, 0));
+    let mut context = 0;
+    // SAFETY: the function has this type, and the pointer is to a local value.
+    assert_eq!(unsafe { driver.function::<Retain>("cuDevicePrimaryCtxRetain")(&raw mut context, 0) }, 0);
+    register_waiting();
+    assert_eq!(driver.live("registrations"), 1);
+    let calls = driver.calls("cuDevicePrimaryCtxGetState");
+    register_waiting();
+    assert_eq!(driver.calls("cuDevicePrimaryCtxGetState"), calls, "nothing waits");
+    drop(early);
+    // SAFETY: it was retained above.
+    assert_eq!(unsafe { driver.function::<Release>("cuDevicePrimaryCtxRelease_v2")(0) }, 0);
+    driver.assert_released();
 }
 
 /// Memory is made and freed while others make and free theirs.

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use deepnvme_io::mem::{Device, RegionMut};
+use deepnvme_io::mem::RegionMut;
 use deepnvme_io::start_thread;
 
 use crate::error::{Error, Result};
-use crate::gather::Gather;
+use crate::gather::BegunGather;
 use crate::row_writer::Conversion;
 use crate::staging::POLL_INTERVAL;
 use crate::store::RowStore;
@@ -59,11 +59,8 @@ impl BackgroundStore {
         target: RegionMut,
         conversion: Option<Conversion>,
     ) -> Result<PendingGather> {
-        let begun = match target.device() {
-            Device::Host => Some(self.store.begin(&rows, &target, conversion)?),
-            Device::Cuda { .. } => None,
-        };
-        let work = Work::Gather { rows, target, conversion, begun };
+        let begun = self.store.begin(&rows, &target, conversion)?;
+        let work = Work::Gather { rows, target, begun };
         Ok(PendingGather { task: self.gathers.push(&self.store, work)? })
     }
 
@@ -169,7 +166,7 @@ enum TaskState {
 
 #[derive(Debug)]
 enum Work {
-    Gather { rows: Vec<u64>, target: RegionMut, conversion: Option<Conversion>, begun: Option<Gather> },
+    Gather { rows: Vec<u64>, target: RegionMut, begun: BegunGather },
     Prefetch { rows: Vec<u64>, deadline: Option<Instant>, _ahead: RowsAhead },
 }
 
@@ -215,19 +212,14 @@ impl Drop for RowsAhead {
 impl Work {
     fn run(&mut self, store: &RowStore, should_stop: &dyn Fn() -> bool) -> Result<()> {
         match self {
-            Self::Gather { rows, target, begun: Some(begun), .. } => {
-                store.finish(begun, rows.len(), target, should_stop)
-            }
-            Self::Gather { rows, target, conversion, begun: None } => {
-                store.gather(rows, target, *conversion, should_stop)
-            }
+            Self::Gather { rows, target, begun } => store.finish(begun, rows, target, should_stop),
             Self::Prefetch { rows, deadline, .. } => store.prefetch(rows, *deadline, should_stop),
         }
     }
 
     /// Ends reads that a failed gather has left in flight.
     fn end(self, store: &RowStore) {
-        if let Self::Gather { begun: Some(mut begun), .. } = self {
+        if let Self::Gather { mut begun, .. } = self {
             begun.abandon(store);
         }
     }

@@ -9,12 +9,10 @@ use deepnvme_io::mem::{Device, RegionMut};
 use crate::cache::Kept;
 use crate::error::{Error, Result};
 use crate::fetch::{Fetch, Fetched};
+use crate::gpu_gather::GpuGather;
 use crate::row_writer::{Conversion, RowWriter};
 use crate::stats::count;
 use crate::store::RowStore;
-
-/// Rows for a GPU pass through host memory of this size.
-const GPU_PIECE_BYTES: usize = 4 << 20;
 
 impl RowStore {
     /// Copies rows into `target`, one behind the other, in the order of `rows`. Repeated rows are read once.
@@ -32,17 +30,47 @@ impl RowStore {
         conversion: Option<Conversion>,
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
-        if target.device() != Device::Host {
-            return self.gather_on_gpu((rows, target, conversion), should_stop);
-        }
         let mut begun = self.begin(rows, target, conversion)?;
-        let finished = self.finish(&mut begun, rows.len(), target, should_stop);
+        let finished = self.finish(&mut begun, rows, target, should_stop);
         begun.abandon(self);
         finished
     }
 
+    /// Begins a gather: its first reads are in flight.
+    pub(crate) fn begin(
+        &self,
+        rows: &[u64],
+        target: &RegionMut,
+        conversion: Option<Conversion>,
+    ) -> Result<BegunGather> {
+        match target.device() {
+            Device::Host => self.begin_on_host(rows, target, conversion).map(BegunGather::Host),
+            Device::Cuda { .. } => Ok(BegunGather::Gpu(Box::new(GpuGather::begin(self, rows, target, conversion)?))),
+        }
+    }
+
+    /// Ends a gather that [`begin`](Self::begin) began with these rows and this target. After `Interrupted`, it can be
+    /// called again.
+    pub(crate) fn finish(
+        &self,
+        begun: &mut BegunGather,
+        rows: &[u64],
+        target: &RegionMut,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        match begun {
+            BegunGather::Host(gather) => self.finish_on_host(gather, rows.len(), target, should_stop),
+            BegunGather::Gpu(gather) => gather.run(self, rows, target, should_stop),
+        }
+    }
+
     /// Copies cached rows, and starts to read others as far as buffers are free.
-    pub(crate) fn begin(&self, rows: &[u64], target: &RegionMut, conversion: Option<Conversion>) -> Result<Gather> {
+    pub(crate) fn begin_on_host(
+        &self,
+        rows: &[u64],
+        target: &RegionMut,
+        conversion: Option<Conversion>,
+    ) -> Result<Gather> {
         self.check_call(rows)?;
         let mut writer = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, self.scales.as_ref())?;
         count(&self.counters.rows, rows.len());
@@ -63,39 +91,35 @@ impl RowStore {
         }
     }
 
-    /// Ends a gather of this many rows that [`begin`](Self::begin) began with this target. After `Interrupted`, it can
-    /// be called again.
-    pub(crate) fn finish(
+    /// Ends a gather that [`begin_on_host`](Self::begin_on_host) began with this many rows and this target. After
+    /// `Interrupted`, it can be called again.
+    fn finish_on_host(
         &self,
         gather: &mut Gather,
         rows: usize,
         target: &RegionMut,
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
-        let mut writer = RowWriter::new(target, rows, self.table.row_bytes(), gather.conversion, self.scales.as_ref())?;
-        gather.run(self, &mut writer, should_stop)
-    }
-
-    /// Gathers into host memory, piece by piece, and copies each to the GPU.
-    fn gather_on_gpu(
-        &self,
-        (rows, target, conversion): (&[u64], &RegionMut, Option<Conversion>),
-        should_stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        let scales = self.scales.as_ref();
-        let row_bytes = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, scales)?.row_bytes();
-        let gpus = self.engine.gpu_access();
-        gpus.record_events([&target.region()])?.wait()?;
-        let piece = (GPU_PIECE_BYTES / row_bytes.max(1)).clamp(1, rows.len().max(1));
-        let mut host = RegionMut::from_vec(vec![0; piece * row_bytes]);
-        for (index, rows) in rows.chunks(piece).enumerate() {
-            if rows.len() < piece {
-                host = RegionMut::from_vec(vec![0; rows.len() * row_bytes]);
-            }
-            self.gather(rows, &host, conversion, should_stop)?;
-            gpus.copy_to_gpu(target, index * piece * row_bytes, &host.region())?;
-        }
+        let mut writer = gather.writer(self, rows, target)?;
+        while !gather.step(self, &mut writer, should_stop)? {}
         Ok(())
+    }
+}
+
+/// A gather that has begun.
+#[derive(Debug)]
+pub(crate) enum BegunGather {
+    Host(Gather),
+    Gpu(Box<GpuGather>),
+}
+
+impl BegunGather {
+    /// Ends the reads of a gather that is not finished.
+    pub(crate) fn abandon(&mut self, store: &RowStore) {
+        match self {
+            Self::Host(gather) => gather.abandon(store),
+            Self::Gpu(gather) => gather.abandon(store),
+        }
     }
 }
 
@@ -106,7 +130,7 @@ pub(crate) struct Miss {
     pub(crate) position: u32,
 }
 
-/// A gather that has begun.
+/// A gather into host memory that has begun.
 #[derive(Debug)]
 pub(crate) struct Gather {
     pub(crate) conversion: Option<Conversion>,
@@ -128,41 +152,51 @@ impl Gather {
         Self { conversion, misses, next: 0, own: VecDeque::new(), shared: Vec::new(), failed: Vec::new() }
     }
 
-    /// Reads all misses, and writes them to their positions.
-    pub(crate) fn run(
+    /// Writes rows to the target of this gather.
+    pub(crate) fn writer<'a>(&self, store: &'a RowStore, rows: usize, target: &'a RegionMut) -> Result<RowWriter<'a>> {
+        RowWriter::new(target, rows, store.table.row_bytes(), self.conversion, store.scales.as_ref())
+    }
+
+    /// Starts all reads that there are buffers for, waits for one read, and writes its rows to their positions. Returns
+    /// true once all rows are there.
+    pub(crate) fn step(
         &mut self,
         store: &RowStore,
         writer: &mut RowWriter<'_>,
         should_stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
-        loop {
-            if !self.is_finished() && should_stop() {
+    ) -> Result<bool> {
+        if !self.is_finished() && should_stop() {
+            return Err(Error::Interrupted);
+        }
+        self.start_all(store, writer, 0)?;
+        // Its own fetches end before it waits for others: no two gathers wait for each other.
+        if let Some((fetch, served)) = self.own.front() {
+            let fetched = store.complete(fetch, Kept::WhileUsed, should_stop)?;
+            serve(&self.misses[served.clone()], &fetched, writer);
+            self.own.pop_front();
+        } else if let Some((fetch, miss)) = self.shared.pop() {
+            let served = self.serve_shared(store, (&fetch, miss), writer, should_stop);
+            if served.is_err() {
+                self.shared.push((fetch, miss));
+            }
+            served?;
+        } else if self.next < self.misses.len() {
+            if should_stop() {
                 return Err(Error::Interrupted);
             }
-            self.start_all(store, writer, 0)?;
-            // Its own fetches end before it waits for others: no two gathers wait for each other.
-            if let Some((fetch, served)) = self.own.front() {
-                let fetched = store.complete(fetch, Kept::WhileUsed, should_stop)?;
-                serve(&self.misses[served.clone()], &fetched, writer);
-                self.own.pop_front();
-            } else if let Some((fetch, miss)) = self.shared.pop() {
-                let served = self.serve_shared(store, (&fetch, miss), writer, should_stop);
-                if served.is_err() {
-                    self.shared.push((fetch, miss));
-                }
-                served?;
-            } else if self.next < self.misses.len() {
-                if should_stop() {
-                    return Err(Error::Interrupted);
-                }
-                store.staging.wait();
-            } else if self.failed.is_empty() {
-                return Ok(());
-            } else {
-                self.failed.sort_unstable();
-                (self.misses, self.next) = (std::mem::take(&mut self.failed), 0);
-            }
+            store.staging.wait();
+        } else if self.failed.is_empty() {
+            return Ok(true);
+        } else {
+            self.failed.sort_unstable();
+            (self.misses, self.next) = (std::mem::take(&mut self.failed), 0);
         }
+        Ok(false)
+    }
+
+    /// Returns whether the reads of all its misses have started, those apart that it must try again.
+    pub(crate) fn has_started_all(&self) -> bool {
+        self.next == self.misses.len()
     }
 
     fn is_finished(&self) -> bool {
@@ -170,9 +204,9 @@ impl Gather {
         is_started && self.own.is_empty() && self.shared.is_empty()
     }
 
-    /// Starts fetches of a gather that no thread runs yet. It keeps their buffers until one does. So some buffers are
+    /// Starts fetches of a gather whose turn has not come. It keeps their buffers until then. So some buffers are
     /// left to gathers that run, and it keeps no fetch of others.
-    fn start_some(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
+    pub(crate) fn start_some(&mut self, store: &RowStore, writer: &mut RowWriter<'_>) -> Result<()> {
         self.start_all(store, writer, store.buffers_reserved())?;
         self.failed.extend(self.shared.drain(..).map(|(_, miss)| miss));
         Ok(())

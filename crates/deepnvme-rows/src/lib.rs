@@ -3,9 +3,9 @@
 //!
 //! [`Table`] says where each row is, and [`RowStore`] reads rows. `read_plan` decides, without I/O, which pages to read,
 //! and `cache` which rows stay. `fetch` is a batch of rows in flight, which all callers share that need one of them.
-//! `staging` has the buffers of these reads, and `row_writer` puts rows into the caller's memory. [`BackgroundStore`]
-//! adds gathers and prefetches in the background. [`pack()`] writes a table in `blocks` with checksums, and its scales
-//! next to its rows.
+//! `staging` has the buffers of these reads, `row_writer` puts rows into the caller's memory, and `gpu_gather` into that
+//! of a GPU. [`BackgroundStore`] adds gathers and prefetches in the background. [`pack()`] writes a table in `blocks`
+//! with checksums, and its scales next to its rows.
 #![forbid(unsafe_code)]
 
 mod background;
@@ -14,6 +14,7 @@ mod cache;
 mod error;
 mod fetch;
 mod gather;
+mod gpu_gather;
 pub mod ids;
 mod pack;
 mod read_plan;

@@ -11,25 +11,26 @@ pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// The buffers of a table.
 #[derive(Debug)]
-pub(crate) struct Staging {
-    free: Mutex<Free>,
+pub(crate) struct Staging<B = Buffer> {
+    free: Mutex<Free<B>>,
     returned: Condvar,
     buffer_bytes: usize,
+    make: fn(usize) -> std::io::Result<B>,
 }
 
 #[derive(Debug)]
-struct Free {
-    buffers: Vec<Buffer>,
+struct Free<B> {
+    buffers: Vec<B>,
     /// How many may still be allocated.
     unmade: usize,
     waiters: usize,
 }
 
-impl Staging {
+impl<B> Staging<B> {
     /// Creates up to `buffers` buffers, each when it is first needed.
-    pub(crate) fn new(buffer_bytes: usize, buffers: usize) -> Self {
+    pub(crate) fn new(buffer_bytes: usize, buffers: usize, make: fn(usize) -> std::io::Result<B>) -> Self {
         let free = Free { buffers: Vec::with_capacity(buffers), unmade: buffers, waiters: 0 };
-        Self { free: Mutex::new(free), returned: Condvar::default(), buffer_bytes }
+        Self { free: Mutex::new(free), returned: Condvar::default(), buffer_bytes, make }
     }
 
     pub(crate) fn buffer_bytes(&self) -> usize {
@@ -37,7 +38,7 @@ impl Staging {
     }
 
     /// Takes a buffer if, after that, `rest` others are free.
-    pub(crate) fn try_take(&self, rest: usize) -> std::io::Result<Option<Buffer>> {
+    pub(crate) fn try_take(&self, rest: usize) -> std::io::Result<Option<B>> {
         let mut free = lock(&self.free);
         if free.buffers.len() + free.unmade <= rest {
             return Ok(None);
@@ -47,7 +48,7 @@ impl Staging {
         }
         free.unmade -= 1;
         drop(free);
-        Buffer::zeroed(self.buffer_bytes).map(Some).inspect_err(|_| self.put_back(None))
+        (self.make)(self.buffer_bytes).map(Some).inspect_err(|_| self.put_back(None))
     }
 
     /// Waits for a returned buffer, at most for [`POLL_INTERVAL`].
@@ -62,7 +63,7 @@ impl Staging {
     }
 
     /// Returns a buffer. Without one, for a buffer that was lost, another may be allocated.
-    pub(crate) fn put_back(&self, buffer: Option<Buffer>) {
+    pub(crate) fn put_back(&self, buffer: Option<B>) {
         let mut free = lock(&self.free);
         match buffer {
             Some(buffer) => free.buffers.push(buffer),

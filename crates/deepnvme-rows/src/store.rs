@@ -10,6 +10,7 @@ use deepnvme_io::{Engine, Error as IoError, ReadItem};
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
 use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged, join};
+use crate::gpu_gather::host_pieces;
 use crate::read_plan::{FileSizes, ReadPlan};
 use crate::room::check_room;
 use crate::scales::RowScales;
@@ -48,6 +49,8 @@ pub struct RowStore {
     pub(crate) cache: RowCache<Fetch>,
     pub(crate) staging: Arc<Staging>,
     buffers: usize,
+    /// Pinned memory between rows and a GPU.
+    pub(crate) host_pieces: Arc<Staging<RegionMut>>,
     pub(crate) scales: Option<RowScales>,
     is_closed: AtomicBool,
     pub(crate) counters: Counters,
@@ -91,8 +94,9 @@ impl RowStore {
             files: files.into(),
             sizes: FileSizes { alignment, bytes },
             cache: RowCache::new(plan).map_err(allocation)?,
-            staging: Arc::new(Staging::new(buffer_bytes as usize, buffers as usize)),
+            staging: Arc::new(Staging::new(buffer_bytes as usize, buffers as usize, Buffer::zeroed)),
             buffers: buffers as usize,
+            host_pieces: host_pieces(row_bytes),
             table,
             scales,
             is_closed: AtomicBool::new(false),

@@ -86,3 +86,35 @@ fn converted_rows_are_those_of_the_host() {
     cast::convert(Float::Bf16, Float::F32, &expected(&world, &rows), &mut wide).unwrap();
     assert!(gpu.peek(&memory) == wide);
 }
+
+#[test]
+fn many_gathers_share_the_host_memory() {
+    let gpu = Gpu::new();
+    let world = world();
+    let orders: Vec<Vec<u64>> =
+        (0..9).map(|shift| rows().into_iter().map(|row| (row + shift * 31) % ROWS as u64).collect()).collect();
+    let memories: Vec<_> = orders.iter().map(|rows| gpu.memory(0, rows.len() * ROW_BYTES, 3)).collect();
+    let start = |(rows, memory): (&Vec<u64>, &fake_driver::GpuMemory)| {
+        world.store.start_gather(rows.clone(), memory.region_mut(), None).unwrap()
+    };
+    // More than there is host memory for, before anyone waits.
+    let started: Vec<_> = orders.iter().zip(&memories).take(6).map(start).collect();
+    let rest = orders.iter().zip(&memories).skip(6);
+    std::thread::scope(|scope| {
+        for (rows, memory) in rest {
+            let store = world.store.store();
+            let target = memory.region_mut();
+            scope.spawn(move || store.gather(rows, &target, None, &|| false).unwrap());
+        }
+        started[5].cancel();
+        for pending in started.iter().rev() {
+            assert!(pending.wait(None, &|| false).unwrap());
+        }
+    });
+    for (index, (rows, memory)) in orders.iter().zip(&memories).enumerate() {
+        match started.get(index).map(|pending| pending.result().unwrap()) {
+            Some(Err(error)) => assert!(index == 5 && matches!(error, deepnvme_rows::Error::Interrupted), "{error}"),
+            _ => assert!(gpu.peek(memory) == expected(&world, rows)),
+        }
+    }
+}

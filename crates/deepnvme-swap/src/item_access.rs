@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use deepnvme_io::register_waiting;
+
 use crate::borrowed::Borrowed;
 use crate::deadlock::WaitingFor;
 use crate::error::{Error, Result};
@@ -50,6 +52,8 @@ impl Swapper {
 
     /// Borrows the item that the key has when the wait for it ends.
     pub(crate) fn borrow_key(&self, key: &str, mode: BorrowMode, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
+        // The caller may copy between this memory and a GPU.
+        register_waiting();
         loop {
             let id = self.find(key)?;
             if mode.is_exclusive()

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use deepnvme_io::mem::{Arena, ParentOnly, Region};
-use deepnvme_io::{Engine, Error as IoError, register_with_driver, start_thread};
+use deepnvme_io::{Engine, Error as IoError, register_waiting, register_with_driver, start_thread};
 
 use crate::borrowed::Borrowed;
 use crate::disk_space::DiskSpace;
@@ -79,6 +79,7 @@ impl Swapper {
     /// thread holds items that it would have to wait for; `Interrupted`; `Closed`.
     pub fn create(&self, key: &str, bytes: usize, is_cancelled: CancelCheck<'_>) -> Result<Borrowed> {
         self.check_process()?;
+        register_waiting();
         let slot_bytes = self.slot_bytes(key, 0, bytes)?;
         loop {
             let found = self.find_open(key)?;

@@ -57,7 +57,8 @@ class RowStore:
             a table that :meth:`create` has packed.
         tensor: the name of the table, required for a checkpoint file. A list of names, for a table in several tensors,
             in the order of their rows. The first dimension of each tensor is its rows.
-        memory: bytes for cached rows with their index, for reads in flight, and for scales, such as ``"2GB"``.
+        memory: bytes for cached rows with their index, for reads in flight, and for scales, such as ``"2GB"``. Gathers
+            into GPU tensors take 8 MiB of pinned memory in addition, or sixteen times the size of a row.
         scales: the name of a tensor with the scales of quantised rows, or several in order. Its shape is ``(rows,)`` or
             ``(rows, groups)``: one scale for each row, or for each equal group of a row's columns. Its dtype is a float
             type or ``float8_e8m0fnu``. All scales are kept in memory, except those of a packed table. Default: none.

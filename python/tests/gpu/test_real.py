@@ -305,6 +305,7 @@ def test_a_tensor_of_a_stream_that_is_captured_is_refused(tmp_path: Path) -> Non
 
 
 def test_pinned_memory_is_pinned_for_torch() -> None:
+    torch.cuda.synchronize()  # the context exists
     tensor = deepnvme.pinned_empty((1 << 10, 1 << 10), torch.float32)
     assert tensor.is_pinned()
     source = torch.randn(1 << 10, 1 << 10)

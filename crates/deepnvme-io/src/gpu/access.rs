@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region, RegionMut, RegistrableRange, Slot, StreamHandle};
 
-use super::copies::{BlockingCopier, GpuSlice};
+use super::copies::{BlockingCopier, CopyInFlight, GpuSlice};
 use super::device::{CALLER_STREAM_TIMEOUT, Gpu, GpuEvent, Registration};
 use super::registry::GpuRegistry;
 use crate::backend::gds::CudaDevices;
@@ -34,6 +34,32 @@ pub struct GpuAccess {
 #[derive(Debug)]
 pub struct HostRegistration {
     _registration: Box<dyn Registration>,
+}
+
+/// A copy in flight. Dropping it waits until the copy is done.
+#[derive(Debug)]
+pub struct StartedCopy {
+    gpus: Arc<EngineGpus>,
+    device: Device,
+    bytes: u64,
+    start_ns: Option<u64>,
+    copy: CopyInFlight,
+}
+
+impl StartedCopy {
+    /// Waits until the copy is done.
+    ///
+    /// # Errors
+    /// `Device` if the GPU has failed.
+    pub fn wait(self) -> Result<()> {
+        let Self { gpus, device, bytes, start_ns, copy } = self;
+        let ended = copy.wait();
+        gpus.trace(device, Direction::Read, bytes, start_ns, ended.is_err());
+        if let Some(copier) = ended? {
+            gpus.put_back(device, copier);
+        }
+        Ok(())
+    }
 }
 
 /// Events recorded in GPU streams.
@@ -171,6 +197,23 @@ impl GpuAccess {
         self.gpus.copy(memory.device(), Direction::Read, host, &[slice])
     }
 
+    /// Starts to copy all bytes of host memory over GPU memory, from `from` on. Nothing else may change the host memory,
+    /// or use those bytes on the GPU, until the copy is done.
+    ///
+    /// # Errors
+    /// As [`record_events`](Self::record_events).
+    ///
+    /// # Panics
+    /// If the range is outside the memory.
+    pub fn start_copy_to_gpu(&self, memory: &RegionMut, from: usize, host: Region) -> Result<StartedCopy> {
+        let device = memory.device();
+        let start_ns = self.gpus.tracer.now();
+        let slice = GpuSlice { at: 0, memory: memory.region(), from, len: host.len() };
+        let bytes = slice.len as u64;
+        let copy = self.gpus.copier(device)?.start(Direction::Read, host, slice)?;
+        Ok(StartedCopy { gpus: Arc::clone(&self.gpus), device, bytes, start_ns, copy })
+    }
+
     /// Allocates uninitialised GPU memory.
     ///
     /// # Errors
@@ -209,25 +252,35 @@ impl EngineGpus {
 
     /// Copies between host and GPU. `direction` is as in a transfer: `Write` copies from the GPU, `Read` to it.
     fn copy(&self, device: Device, direction: Direction, host: &Region, slices: &[GpuSlice]) -> Result<()> {
+        let copier = self.copier(device)?;
+        let start_ns = self.tracer.now();
+        let copied = copier.copy(direction, host, slices);
+        let bytes = slices.iter().map(|slice| slice.len as u64).sum();
+        self.trace(device, direction, bytes, start_ns, copied.is_err());
+        copied?;
+        self.put_back(device, copier);
+        Ok(())
+    }
+
+    /// Returns a copier that is not in use.
+    fn copier(&self, device: Device) -> Result<BlockingCopier> {
         let idle = {
             let mut idle = lock(&self.idle);
             let place = idle.iter().position(|(known, _)| *known == device);
             place.map(|place| idle.swap_remove(place).1)
         };
-        let copier = match idle {
-            Some(copier) => copier,
-            None => BlockingCopier::new(self.get(device)?)?,
-        };
-        let start = self.tracer.now();
-        let copied = copier.copy(direction, host, slices);
-        if let Some(start_ns) = start {
-            let bytes = slices.iter().map(|slice| slice.len as u64).sum();
-            let copy = GpuCopy { gpu: copier.index(), direction, bytes };
-            self.tracer.gpu_copy((start_ns, now_ns()), copy, copied.is_err());
-        }
-        copied?;
+        idle.map_or_else(|| BlockingCopier::new(&self.get(device)?), Ok)
+    }
+
+    fn put_back(&self, device: Device, copier: BlockingCopier) {
         lock(&self.idle).push((device, copier));
-        Ok(())
+    }
+
+    /// Records a copy that has ended.
+    fn trace(&self, device: Device, direction: Direction, bytes: u64, start_ns: Option<u64>, is_failed: bool) {
+        if let (Some(start_ns), Device::Cuda { index }) = (start_ns, device) {
+            self.tracer.gpu_copy((start_ns, now_ns()), GpuCopy { gpu: index, direction, bytes }, is_failed);
+        }
     }
 
     /// Records an event at the current end of each of these streams that is on a GPU and not idle.

@@ -3,9 +3,10 @@
 //! The driver copies memory that it knows at the speed of the bus and asynchronously, and torch calls it pinned. Other
 //! memory is copied through the driver's own buffers, several times slower. Registering needs a context, and creating
 //! one takes time and GPU memory. So memory is registered when it is made if a context exists. Otherwise it is
-//! registered when an engine opens a GPU, or together with the next such memory.
+//! registered when an engine opens a GPU, together with the next such memory, or by [`register_waiting`].
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use std::thread::sleep;
 use std::time::Duration;
@@ -18,6 +19,9 @@ use deepnvme_mem::{CreatorProcess, Device, ParentOnly, RegionMut, StreamHandle, 
 
 /// All such memory of the process.
 static MEMORY: Mutex<Vec<Weak<Entry>>> = Mutex::new(Vec::new());
+
+/// Whether the driver was not asked about some of it yet, since no GPU was in use.
+static IS_WAITING: AtomicBool = AtomicBool::new(false);
 
 /// How often to try to lock the list. A child may have been forked while another thread held it.
 const ATTEMPTS_MAX: u32 = 50;
@@ -71,17 +75,26 @@ pub fn register_with_driver(memory: RegionMut) -> RegionMut {
         list.retain(|known| known.strong_count() > 0);
         list.push(Arc::downgrade(&entry));
     }
-    if let Some(gpu) = active_device() {
-        register_all(&gpu);
-    }
+    IS_WAITING.store(true, Ordering::Release);
+    register_waiting();
     let owner = Owner { entry, creator: CreatorProcess::current(), _memory: memory };
     let start = std::ptr::with_exposed_provenance_mut(address);
     // SAFETY: the owner keeps the memory, which was passed exclusively.
     unsafe { RegionMut::from_raw(start, bytes, Device::Host, Arc::new(owner)) }
 }
 
+/// Registers memory that was made before the process used a GPU, if it uses one by now. Otherwise it costs little.
+pub fn register_waiting() {
+    if IS_WAITING.load(Ordering::Acquire)
+        && let Some(gpu) = active_device()
+    {
+        register_all(&gpu);
+    }
+}
+
 /// Registers all memory that the driver was not asked about yet, unless it exceeds the RAM that is available.
 pub(super) fn register_all(gpu: &Arc<Gpu>) {
+    IS_WAITING.store(false, Ordering::Release);
     let entries: Vec<_> = list().map(|list| list.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default();
     for entry in entries {
         entry.register(gpu);

@@ -19,10 +19,10 @@ mod registry;
 mod tests;
 
 pub(crate) use access::EngineGpus;
-pub use access::{GpuAccess, HostRegistration, StreamEvents};
+pub use access::{GpuAccess, HostRegistration, StartedCopy, StreamEvents};
 pub(crate) use copies::{AsyncCopier, CompletedCopy, GpuSlice};
 pub use deepnvme_cuda::TransferCounts;
 pub(crate) use device::GpuEvent;
 pub use gds_access::{GdsAccess, GdsTrial};
-pub use known_memory::{current_gpu, register_with_driver, wait_for_copies};
+pub use known_memory::{current_gpu, register_waiting, register_with_driver, wait_for_copies};
 pub use probe::{GpuFacts, GpuProbe};

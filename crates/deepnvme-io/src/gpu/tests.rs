@@ -230,7 +230,7 @@ fn whoever_drops_copies_waits_for_them_and_forgets_the_arena() {
 fn a_wait_brings_the_bytes_and_events_follow_earlier_work() {
     let gpu = Slow::default();
     let (buffer, mirror) = (memory(random_bytes(7, 8192)), memory(random_bytes(8, 8192)));
-    BlockingCopier::new(Arc::new(gpu.clone()))
+    BlockingCopier::new(&(Arc::new(gpu.clone()) as Arc<dyn Gpu>))
         .unwrap()
         .copy(Direction::Write, &buffer, &crossed(&on_gpu(&mirror).region()))
         .unwrap();

@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use deepnvme_mem::{Device, Region, RegistrableRange};
 
-pub(crate) use self::blocking::BlockingCopier;
+pub(crate) use self::blocking::{BlockingCopier, CopyInFlight};
 pub(crate) use self::slice::GpuSlice;
 use self::slice::launch;
 use super::device::{COPY_WAIT, Gpu, GpuEvent, GpuStream, Registration};
