@@ -1,33 +1,20 @@
-//! Gathers for a GPU: rows pass through pinned host memory, piece by piece.
+//! Gathers for a GPU: rows pass through pinned memory, a part of them at a time.
 //!
-//! While one piece is copied to the GPU, the next ones are gathered.
+//! While one part is copied to the GPU, the next ones are gathered.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use deepnvme_io::mem::{Buffer, RegionMut};
-use deepnvme_io::{Error as IoError, StartedCopy, StreamEvents, register_with_driver};
+use deepnvme_io::mem::RegionMut;
+use deepnvme_io::{StartedCopy, StreamEvents};
 
 use crate::error::{Error, Result};
-use crate::gather::Gather;
+use crate::host_gather::Gather;
+use crate::pinned_pieces::PinnedPiece;
 use crate::row_writer::{Conversion, RowWriter};
-use crate::staging::Staging;
 use crate::store::RowStore;
 
-/// The size of a piece, unless a row needs more.
-const PIECE_BYTES: usize = 2 << 20;
-/// Pieces of a table.
-const PIECES: usize = 4;
 /// Pieces that are left to gathers that a thread runs.
 const PIECES_RESERVED: usize = 1;
-/// A converted row has at most this many times its bytes on disk.
-const WIDENED: usize = 4;
-
-/// Creates the pieces for a table with rows of this size, each when it is first needed.
-pub(crate) fn host_pieces(row_bytes: usize) -> Arc<Staging<RegionMut>> {
-    let make = |bytes| Buffer::zeroed(bytes).map(|buffer| register_with_driver(buffer.into_region()));
-    Arc::new(Staging::new(PIECE_BYTES.max(row_bytes.saturating_mul(WIDENED)), PIECES, make))
-}
 
 /// A gather for a GPU that has begun.
 #[derive(Debug)]
@@ -36,33 +23,24 @@ pub(crate) struct GpuGather {
     /// The work before which the target must not change. `None` once it is done.
     earlier: Option<StreamEvents>,
     row_bytes: usize,
-    /// The first row that is in no piece yet.
+    /// The first row that is in no part yet.
     next: usize,
-    /// Pieces that are being gathered.
-    begun: VecDeque<Piece>,
-    copying: Option<(StartedCopy, HostMemory)>,
+    /// Parts that are being gathered.
+    begun: VecDeque<Part>,
+    copying: Option<(StartedCopy, PinnedPiece)>,
 }
 
-/// Some of the rows on their way into host memory.
+/// Some of the rows on their way into pinned memory.
 #[derive(Debug)]
-struct Piece {
+struct Part {
     first: usize,
     rows: usize,
     gather: Gather,
-    memory: HostMemory,
-}
-
-/// Host memory that returns to its pool.
-#[derive(Debug)]
-struct HostMemory {
-    /// The part that the rows fill.
-    region: RegionMut,
-    rest: RegionMut,
-    pool: Arc<Staging<RegionMut>>,
+    piece: PinnedPiece,
 }
 
 impl GpuGather {
-    /// Begins the first piece, if memory for it is free. Its order in the target's stream is that of this call.
+    /// Begins the first part, if a piece is free. Its order in the target's stream is that of this call.
     pub(crate) fn begin(
         store: &RowStore,
         rows: &[u64],
@@ -81,7 +59,7 @@ impl GpuGather {
             begun: VecDeque::new(),
             copying: None,
         };
-        gather.begin_piece(store, rows, PIECES_RESERVED)?;
+        gather.begin_part(store, rows, PIECES_RESERVED)?;
         Ok(gather)
     }
 
@@ -94,8 +72,8 @@ impl GpuGather {
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
         loop {
-            if self.begun.is_empty() && !self.begin_piece(store, rows, 0)? {
-                // Its own memory returns before it waits for that of others.
+            if self.begun.is_empty() && !self.begin_part(store, rows, 0)? {
+                // Its own piece returns before it waits for those of others.
                 if self.copying.is_some() {
                     self.end_copy()?;
                 } else if self.next == rows.len() {
@@ -103,30 +81,30 @@ impl GpuGather {
                 } else if should_stop() {
                     return Err(Error::Interrupted);
                 } else {
-                    store.host_pieces.wait();
+                    store.pinned.wait();
                 }
                 continue;
             }
             self.look_ahead(store, rows)?;
             let is_gathered = match self.begun.front_mut() {
-                Some(Piece { rows, gather, memory, .. }) => {
-                    gather.step(store, &mut gather.writer(store, *rows, &memory.region)?, should_stop)?
+                Some(Part { rows, gather, piece, .. }) => {
+                    gather.step(store, &mut gather.writer(store, *rows, &piece.memory)?, should_stop)?
                 }
                 None => false,
             };
-            if is_gathered && let Some(piece) = self.begun.pop_front() {
-                self.copy(store, piece, target)?;
+            if is_gathered && let Some(part) = self.begun.pop_front() {
+                self.copy(store, part, target)?;
             }
         }
     }
 
-    /// Once all reads of a piece have started, starts those of the next one, as far as buffers and memory are free.
+    /// Once all reads of a part have started, starts those of the next one, as far as buffers and pieces are free.
     fn look_ahead(&mut self, store: &RowStore, rows: &[u64]) -> Result<()> {
         let mut index = 1;
-        while self.begun.get(index - 1).is_some_and(|piece| piece.gather.has_started_all()) {
-            if let Some(Piece { rows, gather, memory, .. }) = self.begun.get_mut(index) {
-                gather.start_some(store, &mut gather.writer(store, *rows, &memory.region)?)?;
-            } else if !self.begin_piece(store, rows, PIECES_RESERVED)? {
+        while self.begun.get(index - 1).is_some_and(|part| part.gather.has_started_all()) {
+            if let Some(Part { rows, gather, piece, .. }) = self.begun.get_mut(index) {
+                gather.start_some(store, &mut gather.writer(store, *rows, &piece.memory)?)?;
+            } else if !self.begin_part(store, rows, PIECES_RESERVED)? {
                 break;
             }
             index += 1;
@@ -136,52 +114,37 @@ impl GpuGather {
 
     /// Ends the reads of a gather that is not finished.
     pub(crate) fn abandon(&mut self, store: &RowStore) {
-        self.begun.drain(..).for_each(|mut piece| piece.gather.abandon(store));
+        self.begun.drain(..).for_each(|mut part| part.gather.abandon(store));
     }
 
-    /// Begins the next piece. Returns false if there is none, or if less than `rest` other memory would be free.
-    fn begin_piece(&mut self, store: &RowStore, rows: &[u64], rest: usize) -> Result<bool> {
-        let pool = &store.host_pieces;
-        let count = (pool.buffer_bytes() / self.row_bytes.max(1)).min(rows.len() - self.next);
+    /// Begins the next part. Returns false if there is none, or unless `rest` other pieces are free after that.
+    fn begin_part(&mut self, store: &RowStore, rows: &[u64], rest: usize) -> Result<bool> {
+        let count = (store.pinned.piece_bytes() / self.row_bytes.max(1)).min(rows.len() - self.next);
         if count == 0 {
             return Ok(false);
         }
-        let allocation = |error: std::io::Error| Error::Io(IoError::from_io("allocate", &error));
-        let Some(memory) = pool.try_take(rest).map_err(allocation)? else { return Ok(false) };
-        let (region, rest) = memory.split_at(count * self.row_bytes);
-        let memory = HostMemory { region, rest, pool: Arc::clone(pool) };
-        let gather = store.begin_on_host(&rows[self.next..self.next + count], &memory.region, self.conversion)?;
-        self.begun.push_back(Piece { first: self.next, rows: count, gather, memory });
+        let Some(piece) = store.pinned.try_take(count * self.row_bytes, rest)? else { return Ok(false) };
+        let gather = store.begin_on_host(&rows[self.next..self.next + count], &piece.memory, self.conversion)?;
+        self.begun.push_back(Part { first: self.next, rows: count, gather, piece });
         self.next += count;
         Ok(true)
     }
 
-    /// Starts to copy a piece whose rows are there.
-    fn copy(&mut self, store: &RowStore, piece: Piece, target: &RegionMut) -> Result<()> {
+    /// Starts to copy a part whose rows are there.
+    fn copy(&mut self, store: &RowStore, part: Part, target: &RegionMut) -> Result<()> {
         if let Some(earlier) = &self.earlier {
             earlier.wait()?;
             self.earlier = None;
         }
         self.end_copy()?;
-        let host = piece.memory.region.region();
-        let copy = store.engine.gpu_access().start_copy_to_gpu(target, piece.first * self.row_bytes, host)?;
-        self.copying = Some((copy, piece.memory));
+        let host = part.piece.memory.region();
+        let copy = store.engine.gpu_access().start_copy_to_gpu(target, part.first * self.row_bytes, host)?;
+        self.copying = Some((copy, part.piece));
         Ok(())
     }
 
-    /// Waits for the copy in flight, and returns its memory.
+    /// Waits for the copy in flight, and returns its piece.
     fn end_copy(&mut self) -> Result<()> {
-        self.copying.take().map_or(Ok(()), |(copy, _memory)| Ok(copy.wait()?))
+        self.copying.take().map_or(Ok(()), |(copy, _piece)| Ok(copy.wait()?))
     }
-}
-
-impl Drop for HostMemory {
-    fn drop(&mut self) {
-        let [region, rest] = [&mut self.region, &mut self.rest].map(|part| std::mem::replace(part, empty()));
-        self.pool.put_back(region.join(rest).ok());
-    }
-}
-
-fn empty() -> RegionMut {
-    RegionMut::from_vec(Vec::new())
 }

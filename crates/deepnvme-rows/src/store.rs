@@ -10,7 +10,7 @@ use deepnvme_io::{Engine, Error as IoError, ReadItem};
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
 use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged, join};
-use crate::gpu_gather::host_pieces;
+use crate::pinned_pieces::PinnedPieces;
 use crate::read_plan::{FileSizes, ReadPlan};
 use crate::room::check_room;
 use crate::scales::RowScales;
@@ -49,8 +49,7 @@ pub struct RowStore {
     pub(crate) cache: RowCache<Fetch>,
     pub(crate) staging: Arc<Staging>,
     buffers: usize,
-    /// Pinned memory between rows and a GPU.
-    pub(crate) host_pieces: Arc<Staging<RegionMut>>,
+    pub(crate) pinned: PinnedPieces,
     pub(crate) scales: Option<RowScales>,
     is_closed: AtomicBool,
     pub(crate) counters: Counters,
@@ -96,7 +95,7 @@ impl RowStore {
             cache: RowCache::new(plan).map_err(allocation)?,
             staging: Arc::new(Staging::new(buffer_bytes as usize, buffers as usize, Buffer::zeroed)),
             buffers: buffers as usize,
-            host_pieces: host_pieces(row_bytes),
+            pinned: PinnedPieces::new(row_bytes),
             table,
             scales,
             is_closed: AtomicBool::new(false),
