@@ -37,7 +37,7 @@ ALLOWED_DEPENDENCIES: dict[str, set[str]] = {
     "settings": {"io"},
     "stream": {"checkpoint", "rows", "file", "io", "format", "codec"},
     "trace": {"file", "io"},
-    "cli": {"file", "io", "format", "codec", "perf", "settings", "checkpoint", "stream"},
+    "cli": {"file", "io", "format", "codec", "perf", "settings", "checkpoint", "rows", "stream"},
     "python": LOWEST_LAYER
     | {"io", "file", "checkpoint", "rows", "swap", "optim", "stream", "trace", "settings", "cli"},
     "testkit": {"io", "mem"},

@@ -6,11 +6,12 @@ use std::time::{Duration, Instant};
 
 use deepnvme_codec::Float8;
 use deepnvme_file::VersionedFile;
+use deepnvme_io::Engine;
 use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{
-    BackgroundStore, BlockLayout, Conversion, Element, Error, PackSource, PendingGather, RowRange, RowScales, RowStore,
-    ScaleType, Table, check_room,
+    BackgroundStore, BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, PendingGather, RowRange,
+    RowScales, RowStore, ScaleType, Table, check_room,
 };
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -24,6 +25,8 @@ use crate::settings::Timeout;
 use crate::streaming::float;
 use crate::{default, error, interruptible, tensor_memory, torch};
 
+/// The blocks of a packed table: rows and bytes of one; and its list of hot rows, as offset, count and checksum.
+type BlocksArgument = (usize, usize, Option<(u64, u64, u32)>);
 /// The ranges of a table, each with its file, offset and rows; and the bytes of a row.
 type TableArgument = (Vec<(usize, u64, u64)>, usize);
 /// A file: one whose header was read, or a raw one by its path.
@@ -67,7 +70,7 @@ impl PyRowStore {
         py: Python<'_>,
         files: Vec<FileArgument<'_>>,
         rows: TableArgument,
-        blocks: Option<(usize, usize)>,
+        blocks: Option<BlocksArgument>,
         scales: Option<(ScalesArgument, String)>,
         memory_bytes: u64,
         engine: Option<&Bound<'_, PyEngine>>,
@@ -78,10 +81,14 @@ impl PyRowStore {
         let made = py.detach(|| {
             let read = |(place, kind)| match place {
                 ScalesArgument::BehindRows(groups, row_bytes) => Ok(RowScales::behind_rows(kind, groups, row_bytes)),
-                ScalesArgument::Table(scales) => RowScales::read(&engine, &files, &table(scales, None)?, kind),
+                ScalesArgument::Table(scales) => RowScales::read(&engine, &files, &table(scales)?, kind),
             };
             let scales = scales.map(read).transpose()?;
-            RowStore::new(engine, files, table(rows, blocks)?, scales, memory_bytes).map(BackgroundStore::new)
+            let table = match blocks {
+                Some(blocks) => packed_table(&engine, &files, rows, blocks)?,
+                None => table(rows)?,
+            };
+            RowStore::new(engine, files, table, scales, memory_bytes).map(BackgroundStore::new)
         });
         Ok(Self { store: ParentOnly::new(made.map_err(|error| to_exception(py, &error))?) })
     }
@@ -122,7 +129,7 @@ impl PyRowStore {
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {
         let store = self.store(py)?;
-        let verified = interruptible::with_signals(py, |should_stop| store.store().verify(should_stop))?;
+        let verified = interruptible::with_signals(py, |should_stop| store.store().verify(&|_| {}, should_stop))?;
         verified.map_err(|error| to_exception(py, &error))
     }
 
@@ -220,12 +227,13 @@ impl PyGather {
 #[expect(clippy::too_many_arguments, reason = "only the package calls it")]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 #[pyfunction]
-#[pyo3(signature = (files, rows, scales, description, target, report, engine))]
+#[pyo3(signature = (files, rows, scales, hot, description, target, report, engine))]
 pub(crate) fn _pack_rows(
     py: Python<'_>,
     files: Vec<FileArgument<'_>>,
     rows: TableArgument,
     scales: Option<TableArgument>,
+    hot: Vec<u32>,
     description: String,
     target: &Bound<'_, PyAny>,
     report: Option<Py<PyAny>>,
@@ -240,8 +248,9 @@ pub(crate) fn _pack_rows(
     let is_stopped = Arc::new(AtomicBool::new(false));
     let stopped = Arc::clone(&is_stopped);
     let work = move || {
-        let (rows, scales) = (table(rows, None)?, scales.map(|scales| table(scales, None)).transpose()?);
-        let source = PackSource { files: &files, rows: &rows, scales: scales.as_ref(), description: &description };
+        let (rows, scales) = (table(rows)?, scales.map(table).transpose()?);
+        let source =
+            PackSource { files: &files, rows: &rows, scales: scales.as_ref(), hot: &hot, description: &description };
         deepnvme_rows::pack(&engine, source, &target, &mut |rows| {
             done.store(rows, Ordering::Relaxed);
             !stopped.load(Ordering::Relaxed)
@@ -273,18 +282,28 @@ fn open(py: Python<'_>, files: Vec<FileArgument<'_>>) -> PyResult<Vec<VersionedF
     files.into_iter().map(open).collect()
 }
 
-fn table((ranges, row_bytes): TableArgument, blocks: Option<(usize, usize)>) -> Result<Table, Error> {
-    let mut ranges: Vec<RowRange> =
-        ranges.into_iter().map(|(file, offset, rows)| RowRange { file, offset, rows }).collect();
-    match (blocks, ranges.pop()) {
-        (Some((rows_per_block, block_bytes)), Some(range)) if ranges.is_empty() => {
-            Table::packed(range, BlockLayout { row_bytes, rows_per_block, block_bytes })
+fn table((ranges, row_bytes): TableArgument) -> Result<Table, Error> {
+    let ranges = ranges.into_iter().map(|(file, offset, rows)| RowRange { file, offset, rows }).collect();
+    Table::new(ranges, row_bytes)
+}
+
+fn packed_table(
+    engine: &Arc<Engine>,
+    files: &[VersionedFile],
+    (ranges, row_bytes): TableArgument,
+    (rows_per_block, block_bytes, hot): BlocksArgument,
+) -> Result<Table, Error> {
+    let ([(file, offset, rows)], [first]) = (&ranges[..], files) else {
+        return Err(Error::Invalid("a packed table has one range of one file".into()));
+    };
+    let range = RowRange { file: *file, offset: *offset, rows: *rows };
+    let table = Table::packed(range, BlockLayout { row_bytes, rows_per_block, block_bytes })?;
+    match hot {
+        Some((offset, count, checksum)) => {
+            let list = HotRowList { offset, count, checksum };
+            table.with_hot_rows(HotRows::read(engine, first, list, *rows)?)
         }
-        (None, last) => {
-            ranges.extend(last);
-            Table::new(ranges, row_bytes)
-        }
-        _ => Err(Error::Invalid("a packed table has one range".into())),
+        None => Ok(table),
     }
 }
 

@@ -59,6 +59,7 @@ impl BackgroundStore {
         target: RegionMut,
         conversion: Option<Conversion>,
     ) -> Result<PendingGather> {
+        let rows = self.store.places(rows.into())?.into_owned();
         let begun = self.store.begin(&rows, &target, conversion)?;
         let work = Work::Gather { rows, target, begun };
         Ok(PendingGather { task: self.gathers.push(&self.store, work)? })
@@ -70,8 +71,7 @@ impl BackgroundStore {
     /// # Errors
     /// As [`RowStore::prefetch`], for what can be known at once. `Io` if no thread can be started.
     pub fn start_prefetch(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Result<()> {
-        self.store.check_call(&rows)?;
-        let mut rows = rows;
+        let mut rows = self.store.places(rows.into())?.into_owned();
         let room = self.store.prefetched_rows_max().saturating_sub(self.ahead.load(Ordering::Acquire));
         self.store.leave_out(&mut rows, room);
         if rows.is_empty() {
@@ -213,7 +213,7 @@ impl Work {
     fn run(&mut self, store: &RowStore, should_stop: &dyn Fn() -> bool) -> Result<()> {
         match self {
             Self::Gather { rows, target, begun } => store.finish(begun, rows, target, should_stop),
-            Self::Prefetch { rows, deadline, .. } => store.prefetch(rows, *deadline, should_stop),
+            Self::Prefetch { rows, deadline, .. } => store.prefetch_places(rows, *deadline, should_stop),
         }
     }
 

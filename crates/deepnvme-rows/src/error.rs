@@ -1,5 +1,6 @@
 //! The errors of tables.
 
+use std::ops::Range;
 use std::path::PathBuf;
 
 use deepnvme_io::display;
@@ -48,18 +49,18 @@ pub enum Error {
     },
     /// A block of a packed table is not what was written.
     #[error(
-        "{}: the block at offset {offset} is damaged (CRC-32C), with rows {first_row} to {}; restore the file from a copy, \
-         or pack the table again", display::path(path), first_row + *rows as u64 - 1
+        "{}: the block at offset {offset} is damaged (CRC-32C), with {}; restore the file from a copy, or pack the table \
+         again",
+        display::path(path),
+        rows_text(rows)
     )]
     Checksum {
         /// The file.
         path: PathBuf,
         /// The offset of the block.
         offset: u64,
-        /// The number of its first row.
-        first_row: u64,
-        /// The number of its rows.
-        rows: usize,
+        /// Its rows. Empty if it has copies of hot rows only.
+        rows: Range<u64>,
     },
     /// The caller stopped waiting.
     #[error("the gather was interrupted")]
@@ -67,4 +68,11 @@ pub enum Error {
     /// The table was closed.
     #[error("the table is closed; open it again")]
     Closed,
+}
+
+fn rows_text(rows: &Range<u64>) -> String {
+    match rows.end.checked_sub(1).filter(|last| *last >= rows.start) {
+        Some(last) => format!("rows {} to {last}", rows.start),
+        None => "copies of hot rows".into(),
+    }
 }

@@ -53,6 +53,8 @@ pub(crate) struct BlockChecks {
     pub(crate) blocks: BlockLayout,
     /// The offset of the first block of the table.
     pub(crate) start: u64,
+    /// The rows of the table.
+    pub(crate) rows: u64,
     pub(crate) runs: Vec<Run>,
 }
 
@@ -65,11 +67,12 @@ impl BlockChecks {
             for (index, block) in buffer[run.start..run.start + run.len()].chunks(block_bytes).enumerate() {
                 let number = first + index as u64;
                 if block.len() < block_bytes || !self.blocks.is_sound(number, block) {
+                    let per_block = self.blocks.rows_per_block as u64;
+                    let first = (number * per_block).min(self.rows);
                     return Err(Error::Checksum {
                         path: files[run.file].file().path().to_path_buf(),
                         offset: run.range.start + (index * block_bytes) as u64,
-                        first_row: number * self.blocks.rows_per_block as u64,
-                        rows: self.blocks.rows_per_block,
+                        rows: first..((number + 1) * per_block).min(self.rows),
                     });
                 }
             }

@@ -24,13 +24,14 @@ impl RowStore {
         conversion: Option<Conversion>,
         should_stop: &dyn Fn() -> bool,
     ) -> Result<()> {
-        let mut begun = self.begin(rows, target, conversion)?;
-        let finished = self.finish(&mut begun, rows, target, should_stop);
+        let rows = self.places(rows.into())?;
+        let mut begun = self.begin(&rows, target, conversion)?;
+        let finished = self.finish(&mut begun, &rows, target, should_stop);
         begun.abandon(self);
         finished
     }
 
-    /// Begins a gather: its first reads are in flight.
+    /// Begins a gather of rows by their places: its first reads are in flight.
     pub(crate) fn begin(
         &self,
         rows: &[u64],

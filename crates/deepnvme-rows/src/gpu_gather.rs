@@ -47,7 +47,7 @@ impl GpuGather {
         target: &RegionMut,
         conversion: Option<Conversion>,
     ) -> Result<Self> {
-        store.check_call(rows)?;
+        store.check_open()?;
         let scales = store.scales.as_ref();
         let writer = RowWriter::new(target, rows.len(), store.table.row_bytes(), conversion, scales)?;
         let earlier = store.engine.gpu_access().record_events([&target.region()])?;

@@ -21,7 +21,7 @@ impl RowStore {
         target: &RegionMut,
         conversion: Option<Conversion>,
     ) -> Result<Gather> {
-        self.check_call(rows)?;
+        self.check_open()?;
         let mut writer = RowWriter::new(target, rows.len(), self.table.row_bytes(), conversion, self.scales.as_ref())?;
         count(&self.counters.rows, rows.len());
         let mut misses = Vec::new();

@@ -1,4 +1,4 @@
-//! Packs a table: rows in blocks with checksums, each with its scales behind it.
+//! Packs a table: rows in blocks with checksums, each with its scales behind it, and then copies of hot rows.
 //!
 //! The file is a safetensors file with one tensor of bytes, `rows`, whose metadata describes the table. So other programs
 //! can copy, list and check it. The tensor begins at a multiple of the block size.
@@ -12,6 +12,8 @@ use serde_json::json;
 
 use crate::blocks::BlockLayout;
 use crate::error::{Error, Result};
+use crate::hot_rows::{HotRows, checksum_of};
+use crate::store::RowStore;
 use crate::table::Table;
 
 /// The name of the tensor.
@@ -20,8 +22,12 @@ pub const PACKED_TENSOR: &str = "rows";
 pub const PACKED_KEY: &str = "deepnvme.rows";
 /// The version of the format.
 pub const PACKED_VERSION: u32 = 1;
+/// The name of the tensor with the numbers of hot rows.
+pub const HOT_TENSOR: &str = "hot_rows";
 /// Bytes of rows that are read at a time.
 const PIECE_BYTES: usize = 4 << 20;
+/// Memory for reading hot rows, unless their size needs more.
+const HOT_MEMORY_BYTES: u64 = 4 << 20;
 
 /// The tables to pack.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +38,8 @@ pub struct PackSource<'a> {
     pub rows: &'a Table,
     /// The scales of each row, as bytes.
     pub scales: Option<&'a Table>,
+    /// The rows to copy together, most used first.
+    pub hot: &'a [u32],
     /// The description of a row, in JSON: its shape and its types.
     pub description: &'a str,
 }
@@ -49,7 +57,7 @@ pub fn pack(
     target: &Target,
     progress: &mut dyn FnMut(u64) -> bool,
 ) -> Result<BlockLayout> {
-    let PackSource { files, rows, scales, .. } = source;
+    let PackSource { files, rows, scales, hot, .. } = source;
     if rows.blocks().is_some() || scales.is_some_and(|scales| scales.blocks().is_some()) {
         return Err(Error::Invalid("the table is packed already".into()));
     }
@@ -57,29 +65,32 @@ pub fn pack(
         let detail = format!("there are {} rows, and scales for {}", rows.rows(), scales.rows());
         return Err(Error::Invalid(detail));
     }
+    HotRows::new(rows.rows(), hot)?;
     let layout = BlockLayout::plan(rows.row_bytes() + scales.map_or(0, Table::row_bytes));
     let mut writer = FileWriter::create(Arc::clone(engine), target, Durability::Full)?;
     writer.write(&header(source, &layout)?)?;
-    let mut row_pieces = Pieces::new(engine, files, rows)?;
-    let mut scale_pieces = scales.map(|scales| Pieces::new(engine, files, scales)).transpose()?;
+    let mut row_source = RecordSource::new(engine, files, rows, hot)?;
+    let mut scale_source = scales.map(|scales| RecordSource::new(engine, files, scales, hot)).transpose()?;
     let mut block = vec![0; layout.block_bytes];
-    for number in 0..layout.blocks(rows.rows()) {
+    let places = rows.rows() + hot.len() as u64;
+    for number in 0..layout.blocks(places) {
         let first = number * layout.rows_per_block as u64;
-        let count = (rows.rows() - first).min(layout.rows_per_block as u64) as usize;
+        let count = (places - first).min(layout.rows_per_block as u64) as usize;
         block.fill(0);
         for record in block.chunks_mut(layout.row_bytes).take(count) {
             let (row, scale) = record.split_at_mut(rows.row_bytes());
-            row_pieces.next(row)?;
-            if let Some(pieces) = &mut scale_pieces {
-                pieces.next(scale)?;
+            row_source.next(row)?;
+            if let Some(source) = &mut scale_source {
+                source.next(scale)?;
             }
         }
         layout.seal(number, &mut block);
         writer.write(&block)?;
-        if !progress(first + count as u64) {
+        if !progress((first + count as u64).min(rows.rows())) {
             return Err(Error::Interrupted);
         }
     }
+    writer.write(&hot_list(hot))?;
     for file in files {
         if let Some(change) = file.change()? {
             return Err(Error::Changed { path: change.path, what: change.what });
@@ -94,8 +105,9 @@ fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
     let invalid = |error: serde_json::Error| Error::Invalid(format!("the description of rows is no JSON: {error}"));
     let row: serde_json::Value = serde_json::from_str(source.description).map_err(invalid)?;
     let rows = source.rows.rows();
-    let blocks = layout.blocks(rows);
-    let description = json!({
+    let hot = hot_list(source.hot);
+    let blocks = layout.blocks(rows + source.hot.len() as u64);
+    let mut description = json!({
         "version": PACKED_VERSION,
         "rows": rows,
         "row_bytes": layout.row_bytes,
@@ -103,17 +115,73 @@ fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
         "block_bytes": layout.block_bytes,
         "row": row,
     });
-    let text = json!({
-        "__metadata__": { PACKED_KEY: description.to_string() },
-        PACKED_TENSOR: {
-            "dtype": "U8",
-            "shape": [blocks, layout.block_bytes],
-            "data_offsets": [0, blocks * layout.block_bytes as u64],
-        },
+    let end = blocks * layout.block_bytes as u64;
+    let mut text = json!({
+        PACKED_TENSOR: { "dtype": "U8", "shape": [blocks, layout.block_bytes], "data_offsets": [0, end] },
     });
+    if !hot.is_empty() {
+        description["hot"] = json!({ "rows": source.hot.len(), "crc32c": checksum_of(&hot) });
+        let offsets = [end, end + hot.len() as u64];
+        text[HOT_TENSOR] = json!({ "dtype": "U32", "shape": [source.hot.len()], "data_offsets": offsets });
+    }
+    text["__metadata__"] = json!({ PACKED_KEY: description.to_string() });
     let mut header = text.to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(layout.block_bytes) - 8, b' ');
     Ok([&(header.len() as u64).to_le_bytes()[..], &header].concat())
+}
+
+/// Returns the list of hot rows, as it is in the file.
+fn hot_list(hot: &[u32]) -> Vec<u8> {
+    hot.iter().flat_map(|row| row.to_le_bytes()).collect()
+}
+
+/// Reads all rows of a table in order, and then the hot ones.
+struct RecordSource<'a> {
+    pieces: Pieces<'a>,
+    rows_left: u64,
+    /// Hot rows that were not read yet.
+    hot: &'a [u32],
+    hot_store: Option<RowStore>,
+    /// Hot rows, and the bytes of them that were taken.
+    batch: (Vec<u8>, usize),
+}
+
+impl<'a> RecordSource<'a> {
+    fn new(engine: &'a Arc<Engine>, files: &'a [VersionedFile], table: &'a Table, hot: &'a [u32]) -> Result<Self> {
+        let open = || {
+            let of_open = |file: &VersionedFile| VersionedFile::of_open(Arc::clone(file.file()));
+            let files = files.iter().map(of_open).collect::<Result<Vec<_>, IoError>>()?;
+            let memory = HOT_MEMORY_BYTES.max(table.row_bytes() as u64 * 4);
+            RowStore::new(Arc::clone(engine), files, table.clone(), None, memory)
+        };
+        let hot_store = if hot.is_empty() { None } else { Some(open()?) };
+        let pieces = Pieces::new(engine, files, table)?;
+        Ok(Self { pieces, rows_left: table.rows(), hot, hot_store, batch: (Vec::new(), 0) })
+    }
+
+    /// Copies the next row.
+    fn next(&mut self, row: &mut [u8]) -> Result<()> {
+        if self.rows_left > 0 {
+            self.rows_left -= 1;
+            return self.pieces.next(row);
+        }
+        if self.batch.1 == self.batch.0.len()
+            && let Some(store) = &self.hot_store
+        {
+            let count = (PIECE_BYTES / row.len()).clamp(1, self.hot.len());
+            let (numbers, rest) = self.hot.split_at(count);
+            let numbers: Vec<u64> = numbers.iter().map(|row| u64::from(*row)).collect();
+            let memory = RegionMut::from_vec(vec![0; count * row.len()]);
+            store.gather(&numbers, &memory, None, &|| false)?;
+            self.batch.0.resize(memory.len(), 0);
+            memory.copy_to_slice(0, &mut self.batch.0);
+            self.batch.1 = 0;
+            self.hot = rest;
+        }
+        row.copy_from_slice(&self.batch.0[self.batch.1..][..row.len()]);
+        self.batch.1 += row.len();
+        Ok(())
+    }
 }
 
 /// Reads the rows of a table in order, one piece ahead.

@@ -1,5 +1,6 @@
 //! A table on disk, with some of its rows in memory.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,6 +11,7 @@ use deepnvme_io::{Engine, Error as IoError, ReadItem};
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
 use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged, join};
+use crate::hot_rows::HotRows;
 use crate::pinned_pieces::PinnedPieces;
 use crate::read_plan::{FileSizes, ReadPlan};
 use crate::room::check_room;
@@ -74,11 +76,12 @@ impl RowStore {
         let alignment = table.alignment();
         let bytes_min = ReadPlan::bytes_min(row_bytes, alignment);
         let scale_bytes = scales.as_ref().map_or(0, RowScales::memory_bytes);
+        let resident_bytes = scale_bytes + table.hot().map_or(0, HotRows::memory_bytes);
         if let Some(scales) = &scales {
             scales.check(&table)?;
         }
-        let Some(memory) = memory.checked_sub(scale_bytes).filter(|rest| *rest >= bytes_min) else {
-            return Err(Error::Memory { memory, row_bytes, bytes_min: bytes_min + scale_bytes });
+        let Some(memory) = memory.checked_sub(resident_bytes).filter(|rest| *rest >= bytes_min) else {
+            return Err(Error::Memory { memory, row_bytes, bytes_min: bytes_min + resident_bytes });
         };
         let for_buffers = (memory / BUFFERS_FRACTION).max(bytes_min);
         let buffer_bytes =
@@ -113,7 +116,8 @@ impl RowStore {
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         let buffers = (self.buffers * self.staging.buffer_bytes()) as u64;
-        self.cache.plan().bytes() + buffers + self.scales.as_ref().map_or(0, RowScales::memory_bytes)
+        let resident = self.scales.as_ref().map_or(0, RowScales::memory_bytes);
+        self.cache.plan().bytes() + buffers + resident + self.table.hot().map_or(0, HotRows::memory_bytes)
     }
 
     /// Returns how many rows fit into the cache.
@@ -138,12 +142,27 @@ impl RowStore {
         Ok(self.engine.check_process()?)
     }
 
-    /// Refuses calls that cannot succeed.
-    pub(crate) fn check_call(&self, rows: &[u64]) -> Result<()> {
+    /// Refuses calls of a closed store, and those of another process.
+    pub(crate) fn check_open(&self) -> Result<()> {
         self.check_process()?;
-        if self.is_closed.load(Ordering::Acquire) {
-            return Err(Error::Closed);
-        }
+        if self.is_closed.load(Ordering::Acquire) { Err(Error::Closed) } else { Ok(()) }
+    }
+
+    /// Returns the places of these rows. Refuses calls that cannot succeed.
+    pub(crate) fn places<'a>(&self, rows: Cow<'a, [u64]>) -> Result<Cow<'a, [u64]>> {
+        self.check_call(&rows)?;
+        Ok(match self.table.hot() {
+            None => rows,
+            Some(hot) => {
+                let mut rows = rows.into_owned();
+                rows.iter_mut().for_each(|row| *row = hot.place(*row));
+                rows.into()
+            }
+        })
+    }
+
+    fn check_call(&self, rows: &[u64]) -> Result<()> {
+        self.check_open()?;
         // The misses of a gather, and the rows of its reads.
         check_room(rows.len() as u64 * CALL_ROW_BYTES, "gather fewer rows at a time")?;
         let count = self.table.rows();
@@ -162,7 +181,18 @@ impl RowStore {
     /// # Errors
     /// As [`gather`](Self::gather).
     pub fn prefetch(&self, rows: &[u64], deadline: Option<Instant>, should_stop: &dyn Fn() -> bool) -> Result<()> {
-        self.check_call(rows)?;
+        let rows = self.places(rows.into())?;
+        self.prefetch_places(&rows, deadline, should_stop)
+    }
+
+    /// Prefetches rows by their places.
+    pub(crate) fn prefetch_places(
+        &self,
+        rows: &[u64],
+        deadline: Option<Instant>,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        self.check_open()?;
         let mut wanted: Vec<u64> = rows.to_vec();
         wanted.sort_unstable();
         wanted.dedup();
@@ -192,8 +222,7 @@ impl RowStore {
     /// `Invalid` if these and those pinned before are more than half of the rows that memory has room for. As
     /// [`gather`](Self::gather) otherwise; some of the rows are pinned then.
     pub fn pin(&self, rows: &[u64], should_stop: &dyn Fn() -> bool) -> Result<()> {
-        self.check_call(rows)?;
-        let mut rest: Vec<u64> = rows.to_vec();
+        let mut rest = self.places(rows.into())?.into_owned();
         rest.sort_unstable();
         rest.dedup();
         for _ in 0..PIN_TRIES {
@@ -320,6 +349,7 @@ impl RowStore {
                 let checks = self.table.blocks().map(|blocks| BlockChecks {
                     blocks: *blocks,
                     start: self.table.ranges()[0].offset,
+                    rows: self.table.rows(),
                     runs: plan.runs().to_vec(),
                 });
                 fetch.start(Reading { transfer, files, used_files: plan.files(), checks, rest, rows, staging });

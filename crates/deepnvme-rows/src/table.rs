@@ -5,6 +5,7 @@ use deepnvme_io::mem::PAGE_BYTES;
 use crate::blocks::BlockLayout;
 use crate::cache::ROWS_MAX;
 use crate::error::{Error, Result};
+use crate::hot_rows::HotRows;
 
 /// Consecutive rows in one file.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -26,6 +27,8 @@ pub struct Table {
     row_bytes: usize,
     /// For a packed table.
     blocks: Option<BlockLayout>,
+    /// For a packed table with copies of hot rows: these, which lie behind all rows.
+    hot: Option<HotRows>,
 }
 
 impl Table {
@@ -47,7 +50,7 @@ impl Table {
             }
             firsts.push(rows);
         }
-        Ok(Self { ranges, firsts, row_bytes, blocks: None })
+        Ok(Self { ranges, firsts, row_bytes, blocks: None, hot: None })
     }
 
     /// Creates a packed table: rows in blocks, of which the first begins at the offset of `range`, a multiple of their
@@ -65,10 +68,32 @@ impl Table {
         Ok(Self { blocks: Some(blocks), ..Self::new(vec![range], blocks.row_bytes)? })
     }
 
+    /// Adds copies of hot rows to a packed table. They lie behind its last row, in the same blocks.
+    ///
+    /// # Errors
+    /// `Invalid` if the table is not packed, or as [`packed`](Self::packed).
+    pub fn with_hot_rows(self, hot: HotRows) -> Result<Self> {
+        let (Some(blocks), [range]) = (self.blocks, &self.ranges[..]) else {
+            return Err(Error::Invalid("hot rows of a table that is not packed".into()));
+        };
+        let range = RowRange { rows: range.rows.saturating_add(hot.len()), ..*range };
+        Ok(Self { hot: Some(hot), ..Self::packed(range, blocks)? })
+    }
+
     /// Returns the number of rows.
     #[must_use]
     pub fn rows(&self) -> u64 {
+        self.places() - self.hot.as_ref().map_or(0, HotRows::len)
+    }
+
+    /// Returns the number of rows and of copies of rows.
+    pub(crate) fn places(&self) -> u64 {
         self.firsts[self.ranges.len()]
+    }
+
+    /// Returns the copies of hot rows.
+    pub(crate) fn hot(&self) -> Option<&HotRows> {
+        self.hot.as_ref()
     }
 
     /// Returns the bytes of a row.
@@ -103,16 +128,16 @@ impl Table {
         range.offset + bytes
     }
 
-    /// Returns the file and the offset of a row.
+    /// Returns the file and the offset of a row, or of a copy of one by its place.
     ///
     /// # Panics
     /// If there is no such row.
     #[must_use]
-    pub fn locate(&self, row: u64) -> (usize, u64) {
-        assert!(row < self.rows(), "row {row} of {}", self.rows());
-        let at = self.firsts.partition_point(|first| *first <= row) - 1;
+    pub fn locate(&self, place: u64) -> (usize, u64) {
+        assert!(place < self.places(), "row {place} of {}", self.places());
+        let at = self.firsts.partition_point(|first| *first <= place) - 1;
         let range = &self.ranges[at];
-        let inside = row - self.firsts[at];
+        let inside = place - self.firsts[at];
         (range.file, range.offset + self.blocks.map_or(inside * self.row_bytes as u64, |blocks| blocks.offset(inside)))
     }
 }

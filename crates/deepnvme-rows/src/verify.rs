@@ -24,12 +24,13 @@ struct Piece {
 
 impl RowStore {
     /// Reads all blocks of a packed table, and compares them with their checksums. Returns the number of blocks.
+    /// `progress` gets the bytes of each piece.
     ///
     /// # Errors
     /// `Checksum` for the first damaged block. `Invalid` if the table is not packed: its rows have no checksums. `Changed`,
     /// `Io`, `Closed` and `Interrupted` as in [`gather`](Self::gather).
-    pub fn verify(&self, should_stop: &dyn Fn() -> bool) -> Result<u64> {
-        self.check_call(&[])?;
+    pub fn verify(&self, progress: &dyn Fn(u64), should_stop: &dyn Fn() -> bool) -> Result<u64> {
+        self.check_open()?;
         let Some(blocks) = self.table.blocks() else {
             return Err(Error::Invalid("rows that are read in place have no checksums; pack the table".into()));
         };
@@ -37,7 +38,7 @@ impl RowStore {
         let end = self.table.end_of(&range);
         let (mut next, mut pieces) = (range.offset, VecDeque::new());
         let verified = loop {
-            match self.verify_next(&mut next, end, &mut pieces, should_stop) {
+            match self.verify_next((&mut next, end), &mut pieces, progress, should_stop) {
                 Ok(true) => {}
                 Ok(false) => break Ok(blocks.blocks(range.rows)),
                 Err(error) => break Err(error),
@@ -54,12 +55,12 @@ impl RowStore {
     /// Starts reads as far as buffers are free, and verifies the first. Returns false at the end.
     fn verify_next(
         &self,
-        next: &mut u64,
-        end: u64,
+        (next, end): (&mut u64, u64),
         pieces: &mut VecDeque<Piece>,
+        progress: &dyn Fn(u64),
         should_stop: &dyn Fn() -> bool,
     ) -> Result<bool> {
-        self.check_call(&[])?;
+        self.check_open()?;
         let file = self.table.ranges()[0].file;
         while *next < end
             && pieces.len() < DEPTH
@@ -92,9 +93,11 @@ impl RowStore {
         if let Some(Piece { range, transfer, rest }) = pieces.pop_front() {
             let (memory, result) = transfer.wait();
             let buffer = whole_of(memory, rest);
+            let bytes = range.end - range.start;
             let checked = result.map_err(Error::from).and_then(|_| self.check(range, buffer.as_ref()));
             self.staging.put_back(buffer);
             checked?;
+            progress(bytes);
         }
         if should_stop() { Err(Error::Interrupted) } else { Ok(true) }
     }
@@ -107,7 +110,9 @@ impl RowStore {
             return Err(IoError::new(ErrorKind::Io, "read", detail).into());
         };
         let run = Run { file: first.file, range, start: 0 };
-        BlockChecks { blocks: *blocks, start: first.offset, runs: vec![run] }.check(buffer.as_slice(), &self.files)
+        let rows = self.table.rows();
+        BlockChecks { blocks: *blocks, start: first.offset, rows, runs: vec![run] }
+            .check(buffer.as_slice(), &self.files)
     }
 }
 

@@ -12,7 +12,8 @@ use deepnvme_io::backend::BackendKind;
 use deepnvme_io::mem::Buffer;
 use deepnvme_io::{BackendFactory, Config, Engine};
 use deepnvme_rows::{
-    BlockLayout, Conversion, Element, Error, PackSource, RowRange, RowScales, RowStore, ScaleType, Table, pack,
+    BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, RowRange, RowScales, RowStore, ScaleType,
+    Table, pack,
 };
 use deepnvme_testkit::faults::{FaultPlan, Faults};
 use serde_json::json;
@@ -63,8 +64,13 @@ impl World {
     }
 
     fn pack(&self, has_scales: bool) -> Result<BlockLayout, Error> {
+        self.pack_hot(has_scales, &[])
+    }
+
+    fn pack_hot(&self, has_scales: bool, hot: &[u32]) -> Result<BlockLayout, Error> {
         let scales = has_scales.then_some(&self.scales);
-        let source = PackSource { files: &self.files, rows: &self.rows, scales, description: r#"{"dtype": "uint8"}"# };
+        let source =
+            PackSource { files: &self.files, rows: &self.rows, scales, hot, description: r#"{"dtype": "uint8"}"# };
         pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)
     }
 
@@ -162,8 +168,8 @@ fn every_flipped_byte_of_a_block_is_noticed() {
             match gather(&store, &[row], 160, None) {
                 // A neighbouring block may come with the same read.
                 Ok(bytes) => assert!(number != block && bytes == world.bytes[row as usize * 160..][..160]),
-                Err(Error::Checksum { offset, first_row, .. }) => {
-                    assert_eq!((offset as usize, first_row as usize), (start + block * 4096, block * 25));
+                Err(Error::Checksum { offset, rows, .. }) => {
+                    assert_eq!((offset as usize, rows.start as usize), (start + block * 4096, block * 25));
                 }
                 Err(error) => panic!("{error}"),
             }
@@ -176,19 +182,19 @@ fn a_whole_table_is_verified() {
     let world = world(160, &[30_000]);
     let layout = world.pack(false).unwrap();
     let store = world.open(layout, None);
-    assert_eq!(store.verify(&|| false).unwrap(), 1200);
-    assert!(matches!(store.verify(&|| true), Err(Error::Interrupted)));
-    assert_eq!(store.verify(&|| false).unwrap(), 1200, "all buffers came back");
+    assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), 1200);
+    assert!(matches!(store.verify(&|_| {}, &|| true), Err(Error::Interrupted)));
+    assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), 1200, "all buffers came back");
     let mut bytes = fs::read(world.target()).unwrap();
     let place = bytes.len() - 3 * 4096 + 77;
     bytes[place] ^= 4;
     fs::write(world.target(), bytes).unwrap();
-    assert!(matches!(store.verify(&|| false), Err(Error::Changed { .. })));
-    let damaged = world.open(layout, None).verify(&|| false);
-    assert!(matches!(damaged, Err(Error::Checksum { first_row, .. }) if first_row == 1197 * 25), "{damaged:?}");
+    assert!(matches!(store.verify(&|_| {}, &|| false), Err(Error::Changed { .. })));
+    let damaged = world.open(layout, None).verify(&|_| {}, &|| false);
+    assert!(matches!(damaged, Err(Error::Checksum { ref rows, .. }) if rows.start == 1197 * 25), "{damaged:?}");
     let files = vec![VersionedFile::open(world.folder.path().join("source")).unwrap()];
     let in_place = RowStore::new(Arc::clone(&world.engine), files, world.rows.clone(), None, 1 << 20).unwrap();
-    assert!(matches!(in_place.verify(&|| false), Err(Error::Invalid(_))));
+    assert!(matches!(in_place.verify(&|_| {}, &|| false), Err(Error::Invalid(_))));
 }
 
 #[test]
@@ -208,7 +214,7 @@ fn swapped_blocks_are_noticed() {
 fn an_unfinished_file_never_has_its_name() {
     let world = world(160, &[5000]);
     fs::write(world.target(), b"before").unwrap();
-    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: "{}" };
+    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description: "{}" };
     let stopped = pack(&world.engine, source, &Target::from(&world.target()), &mut |rows| rows < 2000);
     assert!(matches!(stopped, Err(Error::Interrupted)));
     for seed in 0..20 {
@@ -227,7 +233,7 @@ fn an_unfinished_file_never_has_its_name() {
 #[test]
 fn a_source_that_changes_meanwhile_is_refused() {
     let world = world(160, &[5000]);
-    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, description: "{}" };
+    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description: "{}" };
     let path = world.folder.path().join("source");
     let mut change = |rows: u64| {
         if rows < 100 {
@@ -240,6 +246,89 @@ fn a_source_that_changes_meanwhile_is_refused() {
     let packed = pack(&world.engine, source, &Target::from(&world.target()), &mut change);
     assert!(matches!(packed, Err(Error::Changed { .. })), "{packed:?}");
     assert!(!world.target().exists());
+}
+
+/// Returns the packed table with its hot rows, as its header describes them.
+fn open_hot(world: &World, layout: BlockLayout, scales: Option<RowScales>) -> Result<RowStore, Error> {
+    let start = data_offset(&world.target());
+    let header: serde_json::Value =
+        serde_json::from_slice(&fs::read(world.target()).unwrap()[8..start as usize]).unwrap();
+    let description: serde_json::Value =
+        serde_json::from_str(header["__metadata__"]["deepnvme.rows"].as_str().unwrap()).unwrap();
+    let list = HotRowList {
+        offset: start + header["hot_rows"]["data_offsets"][0].as_u64().unwrap(),
+        count: description["hot"]["rows"].as_u64().unwrap(),
+        checksum: description["hot"]["crc32c"].as_u64().unwrap() as u32,
+    };
+    let file = VersionedFile::open(world.target()).unwrap();
+    let hot = HotRows::read(&world.engine, &file, list, world.rows.rows())?;
+    let range = RowRange { file: 0, offset: start, rows: world.rows.rows() };
+    let table = Table::packed(range, layout)?.with_hot_rows(hot)?;
+    RowStore::new(Arc::clone(&world.engine), vec![file], table, scales, 16 << 20)
+}
+
+#[test]
+fn copies_of_hot_rows_are_read_together() {
+    for row_bytes in [1, 160, 1400, 5000] {
+        let world = world(row_bytes, &[700, 0, 1, 299]);
+        let hot: Vec<u32> = (0..60).map(|index| index * 617 % 1000).collect();
+        let layout = world.pack_hot(false, &hot).unwrap();
+        let store = open_hot(&world, layout, None).unwrap();
+        assert_eq!(store.table().rows(), 1000);
+        let wanted: Vec<u64> = hot.iter().map(|row| u64::from(*row)).collect();
+        let all: Vec<u64> = wanted.iter().copied().chain((0..1000).rev()).collect();
+        for rows in [&wanted[..], &all[..]] {
+            let expected: Vec<u8> =
+                rows.iter().flat_map(|row| &world.bytes[*row as usize * row_bytes..][..row_bytes]).copied().collect();
+            assert!(gather(&store, rows, expected.len(), None).unwrap() == expected, "{row_bytes}");
+            if rows.len() == wanted.len() {
+                // The first copy may lie in a block with the last rows.
+                let blocks = layout.blocks(60) + 1;
+                assert!(store.stats().bytes_read <= blocks * layout.block_bytes as u64, "{row_bytes}");
+            }
+        }
+        assert!(matches!(gather(&store, &[1000], row_bytes, None), Err(Error::NoSuchRow { .. })), "a place is no row");
+        assert!(matches!(store.prefetch(&[1059], None, &|| false), Err(Error::NoSuchRow { .. })));
+        store.pin(&wanted[..3], &|| false).unwrap();
+        assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), layout.blocks(1060));
+    }
+}
+
+#[test]
+fn copies_of_hot_rows_have_their_scales() {
+    let world = world(64, &[500]);
+    let layout = world.pack_hot(true, &[499, 7]).unwrap();
+    let store = open_hot(&world, layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64))).unwrap();
+    let conversion = Conversion { from: Element::Int8, to: Float::F32, scale: None };
+    let rows = [7, 499, 8];
+    let made = gather(&store, &rows, rows.len() * 256, Some(conversion)).unwrap();
+    assert!(world.pack(true).is_ok());
+    let plain = world.open(layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
+    assert!(made == gather(&plain, &rows, rows.len() * 256, Some(conversion)).unwrap());
+}
+
+#[test]
+fn a_damaged_list_of_hot_rows_is_noticed() {
+    let world = world(160, &[500]);
+    let layout = world.pack_hot(false, &[3, 499, 20]).unwrap();
+    let sound = fs::read(world.target()).unwrap();
+    for at in sound.len() - 12..sound.len() {
+        let mut damaged = sound.clone();
+        damaged[at] ^= 1;
+        fs::write(world.target(), damaged).unwrap();
+        let error = open_hot(&world, layout, None).unwrap_err().to_string();
+        assert!(error.contains("list of hot rows is damaged"), "{error}");
+    }
+    for bad in [&[500][..], &[1, 1]] {
+        assert!(matches!(world.pack_hot(false, bad), Err(Error::Invalid(_))));
+    }
+    fs::write(world.target(), &sound).unwrap();
+    let mut damaged = sound;
+    let copy = damaged.len() - 12 - 4096 + 30;
+    damaged[copy] ^= 1;
+    fs::write(world.target(), damaged).unwrap();
+    let found = open_hot(&world, layout, None).unwrap().verify(&|_| {}, &|| false);
+    assert!(matches!(found, Err(Error::Checksum { .. })), "{found:?}");
 }
 
 #[test]

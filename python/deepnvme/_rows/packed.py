@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.source_files import SourceFile
     from deepnvme._deepnvme import Engine, _CheckpointReader
 
-_TENSOR, _KEY, _VERSION = "rows", "deepnvme.rows", 1
+_TENSOR, _HOT_TENSOR, _KEY, _VERSION = "rows", "hot_rows", "deepnvme.rows", 1
+# Of a hot row, in its list.
+_NUMBER_BYTES = 4
 
 
 class Packed(NamedTuple):
@@ -26,8 +28,8 @@ class Packed(NamedTuple):
     rows: Located
     row_bytes: int
     """Bytes of a row, with its scales."""
-    blocks: tuple[int, int]
-    """Rows and bytes of a block."""
+    blocks: tuple[int, int, tuple[int, int, int] | None]
+    """Rows and bytes of a block; and the list of hot rows, if there are some: offset, count and CRC-32C."""
     scales: tuple[torch.dtype, int] | None
     """The dtype and the number of the scales of a row."""
 
@@ -61,20 +63,31 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
             "give shape and dtype of a raw file"
         )
         raise InvalidArgumentError(msg)
-    (entry,) = (entry for entry in tensor_entries(reader) if entry.name == _TENSOR)
-    stored = storage_entries(reader)[entry.storage]
+    storages = storage_entries(reader)
+    stored = {entry.name: storages[entry.storage] for entry in tensor_entries(reader)}
     try:
-        packed = _parse(files[0].path, json.loads(text), (reader, stored.offset))
+        packed = _parse(files[0].path, json.loads(text), (reader, stored[_TENSOR].offset))
+        hot = _parse_hot(json.loads(text), stored.get(_HOT_TENSOR))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         msg = f"{request.name}: the description of the packed table is damaged ({error}); pack the table again"
         raise CorruptFileError(msg) from error
-    rows_per_block, block_bytes = packed.blocks
-    if -(-packed.rows.rows // rows_per_block) * block_bytes != stored.nbytes:
-        msg = (
-            f"{request.name}: {stored.nbytes} bytes are not those of the packed table that it describes; pack it again"
-        )
+    rows_per_block, block_bytes, _ = packed.blocks
+    nbytes, copies = stored[_TENSOR].nbytes, 0 if hot is None else hot[1]
+    if -(-(packed.rows.rows + copies) // rows_per_block) * block_bytes != nbytes:
+        msg = f"{request.name}: {nbytes} bytes are not those of the packed table that it describes; pack it again"
         raise CorruptFileError(msg)
-    return packed
+    return packed._replace(blocks=(rows_per_block, block_bytes, hot))
+
+
+def _parse_hot(described: dict[str, Any], stored: Any) -> tuple[int, int, int] | None:
+    """Return the list of hot rows: its offset, its length and its checksum."""
+    if stored is None:
+        return None
+    rows, checksum = (_size(described["hot"][key], least=0) for key in ("rows", "crc32c"))
+    if stored.nbytes != rows * _NUMBER_BYTES or checksum >= 1 << 32:
+        msg = f"{stored.nbytes} bytes are not {rows} hot rows"
+        raise ValueError(msg)
+    return stored.offset, rows, checksum
 
 
 def _parse(path: Any, described: dict[str, Any], place: tuple[_CheckpointReader, int]) -> Packed:
@@ -96,7 +109,7 @@ def _parse(path: Any, described: dict[str, Any], place: tuple[_CheckpointReader,
         msg = f"rows of {row_bytes} bytes are not {shape} of {dtype}"
         raise ValueError(msg)
     blocks = _size(described["rows_per_block"]), _size(described["block_bytes"])
-    return Packed(located, row_bytes, blocks, scales)
+    return Packed(located, row_bytes, (*blocks, None), scales)
 
 
 def _size(value: Any, least: int = 1) -> int:

@@ -110,6 +110,24 @@ def test_a_whole_table_is_verified(source: Path, tmp_path: Path) -> None:
         store.verify()
 
 
+@pytest.mark.parametrize("trace", [None, [1, 1, 5, 5]])
+def test_verify_compares_the_blocks_of_a_table(source: Path, tmp_path: Path, trace: Any) -> None:
+    path = tmp_path / "rows.safetensors"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=trace).close()
+    (file,) = deepnvme.verify(path)["files"]
+    assert (file["verdict"], file["coverage"]) == ("sound", "data")
+    assert file["bytes"] == 4096 * (80 if trace is None else 81)
+    sound = path.read_bytes()
+    for place in (len(sound) - 4500, *([] if trace is None else [len(sound) - 3])):
+        damaged = bytearray(sound)
+        damaged[place] ^= 1
+        path.write_bytes(damaged)
+        assert deepnvme.verify(path, check=False)["files"][0]["verdict"] == "damaged"
+    path.write_bytes(sound)
+    described(path, other("rows_per_block", 24))
+    assert deepnvme.verify(path, check=False)["files"][0]["verdict"] == "damaged"
+
+
 def described(path: Path, change: Any) -> None:
     """Change the description of a packed table."""
     content = path.read_bytes()
@@ -157,6 +175,65 @@ def test_a_later_version_is_named(source: Path, tmp_path: Path) -> None:
     deepnvme.RowStore.create(path, source, "table", memory="1MB")
     described(path, other("version", 2))
     with pytest.raises(errors.UnsupportedError, match="needs a later deepnvme"):
+        deepnvme.RowStore(path, memory="1MB")
+
+
+def zipf(count: int, generator: torch.Generator) -> torch.Tensor:
+    """Draw rows, of which few are frequent. Frequent ones are scattered over the table."""
+    weights = 1 / torch.arange(1, 2001, dtype=torch.float64)
+    return torch.multinomial(weights, count, replacement=True, generator=generator) * 617 % 2000
+
+
+def test_hot_rows_are_read_together(source: Path, tmp_path: Path) -> None:
+    table = deepnvme.load(source)["table"]
+    generator = torch.Generator().manual_seed(8)
+    trace, ids = zipf(20_000, generator), torch.arange(60) * 617 % 2000  # the most frequent rows
+    read = []
+    for name, given in (("plain", None), ("hot", trace.reshape(10, -1).numpy())):
+        with deepnvme.RowStore.create(tmp_path / name, source, "table", memory="1MB", trace=given) as store:
+            assert store.shape == (2000, 40)
+            assert torch.equal(store.gather(ids), table[ids])
+            read.append(store.stats().bytes_read)
+            assert torch.equal(store.gather(torch.arange(2000)), table)
+            assert store.start_gather(trace).result().equal(table[trace])
+            store.prefetch([0, 1999])
+            store.pin(ids[:3])
+            with pytest.raises(IndexError, match="id 2000 at position 1"):
+                store.gather([0, 2000])
+            assert store.verify() == (80 if given is None else 90)
+    assert read[1] < read[0] / 3
+    assert (tmp_path / "hot").stat().st_size < (tmp_path / "plain").stat().st_size * 1.15
+
+
+def test_hot_rows_have_their_scales(source: Path, tmp_path: Path) -> None:
+    state = deepnvme.load(source)
+    options: dict[str, Any] = {"scales": "scales", "memory": "1MB", "trace": [7, 7, 1999, 1999, 1999, 3]}
+    with deepnvme.RowStore.create(tmp_path / "rows", source, "codes", **options) as store:
+        expected = state["codes"].float() * state["scales"].float().repeat_interleave(16, 1)
+        assert torch.equal(store.gather(torch.arange(2000)), expected)
+
+
+@pytest.mark.parametrize("trace", [[], [5], [1, 2, 3], torch.tensor([], dtype=torch.uint8)])
+def test_a_trace_without_hot_rows(source: Path, tmp_path: Path, trace: Any) -> None:
+    for path, given in ((tmp_path / "a", None), (tmp_path / "b", trace)):
+        deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=given).close()
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+@pytest.mark.parametrize("trace", [[0, 2000], [-1], torch.tensor([1 << 63], dtype=torch.uint64)])
+def test_a_trace_of_no_rows_is_refused(source: Path, tmp_path: Path, trace: Any) -> None:
+    with pytest.raises(IndexError, match="no row: the table has 2000 rows"):
+        deepnvme.RowStore.create(tmp_path / "rows", source, "table", memory="1MB", trace=trace)
+    assert not (tmp_path / "rows").exists()
+
+
+@pytest.mark.parametrize("value", [*NO_SIZES, 3, 5, 1 << 33])
+@pytest.mark.parametrize("key", ["hot.rows", "hot.crc32c"])
+def test_a_hostile_list_of_hot_rows_is_refused(source: Path, tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "rows"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=[9, 9, 4, 4, 8, 8, 1, 1])
+    described(path, other(key, value))
+    with pytest.raises((errors.CorruptFileError, errors.InvalidArgumentError)):
         deepnvme.RowStore(path, memory="1MB")
 
 

@@ -4,6 +4,7 @@ mod contents;
 mod convert;
 mod files;
 mod names;
+mod packed_rows;
 mod verify;
 mod verify_history;
 

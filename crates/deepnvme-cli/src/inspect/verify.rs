@@ -125,7 +125,7 @@ pub fn verify(path: &Path, progress: &Progress) -> Result<Vec<Verification>> {
 }
 
 /// An engine for files with direct I/O, and one for the others.
-struct Engines {
+pub(super) struct Engines {
     direct: Arc<Engine>,
     buffered: Arc<Engine>,
 }
@@ -138,7 +138,7 @@ impl Engines {
 
     /// Returns the engine for a file. It never takes bytes from the page cache where the file has direct I/O: the copy on
     /// the drive is the one to verify.
-    fn of(&self, target: &Target) -> &Arc<Engine> {
+    pub(super) fn of(&self, target: &Target) -> &Arc<Engine> {
         let options = OpenOptions { access: Access::Read, create: false, direct: DirectMode::Required };
         if deepnvme_file::open(target, options).is_ok() { &self.direct } else { &self.buffered }
     }
@@ -150,7 +150,7 @@ pub(super) fn is_sound(files: &Result<Vec<Verification>>) -> bool {
 
 /// Verifies until it is stopped.
 pub(super) struct Verifier<'a> {
-    engines: Engines,
+    pub(super) engines: Engines,
     pub(super) progress: &'a Progress,
 }
 
@@ -245,6 +245,11 @@ impl Verifier<'_> {
         let began = Instant::now();
         let compare = |engine: &Engine, reader: &Reader| file.compare(engine, reader);
         let verified = file.target().and_then(|target| self.verify_target(target, compare));
+        if matches!(verified, Err(deepnvme_checkpoint::Error::NoChecksums { is_stale: false, .. }))
+            && let Some(verification) = self.verify_packed_rows(file, began)?
+        {
+            return Ok(verification);
+        }
         compared(&file.path, began, verified)
     }
 
@@ -263,7 +268,7 @@ impl Verifier<'_> {
     }
 
     /// Opens a file, interruptibly: reading the names of millions of tensors takes time.
-    fn opened(&self, engine: &Arc<Engine>, target: Target) -> deepnvme_checkpoint::Result<Reader> {
+    pub(super) fn opened(&self, engine: &Arc<Engine>, target: Target) -> deepnvme_checkpoint::Result<Reader> {
         let engine = Arc::clone(engine);
         until_stopped(self.progress, move || Reader::open(&engine, &target))
     }
