@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dis
 import inspect
+import itertools
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -42,8 +44,9 @@ class RowLookup:
     name: str
     module: nn.Module = field(repr=False)
     weights: list[Weight] = field(repr=False)
-    # Position and name of the argument of forward that contains the indices.
-    argument: tuple[int, str]
+    # Position and name of the argument of forward that contains the indices. `None` for an embedding whose own forward
+    # calls that of torch.
+    argument: tuple[int, str] | None
 
 
 @dataclass
@@ -143,15 +146,14 @@ class _Partitioner:
             # Tensors without elements. They are read like others, since they may be on the meta device.
             self._found.resident += self._unseen(name, module)
             return
-        argument = self._index_argument(module)
-        if argument is not None:
+        if self._is_lookup(module):
             self._seen.add(id(module))
-            self._found.lookups.append(RowLookup(name, module, list(self._own(name, module)), argument))
+            self._add_lookup(name, module)
             return
         inside = [child for child in module.modules() if child is not module]
         is_whole = is_block or not any(isinstance(child, nn.ModuleList) for child in inside)
         # Weights that other modules use too form their own group.
-        is_whole = is_whole and not any(self._index_argument(child) or self._is_shared(child) for child in inside)
+        is_whole = is_whole and not any(self._is_lookup(child) or self._is_shared(child) for child in inside)
         # Large weights of the module itself are loaded when it runs. Its children join it, since it may use their
         # weights.
         is_owner = self._bytes_of_own(module) > self._limits.resident_bytes_max or isinstance(module, _FUSED)
@@ -195,16 +197,26 @@ class _Partitioner:
         tensors = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
         return sum(self._sizes.get(tensor, 0) for tensor in tensors)
 
-    def _index_argument(self, module: nn.Module) -> tuple[int, str] | None:
-        own = self._bytes_of_own(module)
-        if own == 0 or own != self._bytes(module):
-            return None
+    def _is_lookup(self, module: nn.Module) -> bool:
         if isinstance(module, nn.Embedding):
-            is_plain = type(module).forward is nn.Embedding.forward and module.max_norm is None
-            is_large = self._limits.rows_bytes_min is not None and own >= self._limits.rows_bytes_min
-            return (0, "input") if is_plain and is_large else None
-        is_large = self._limits.experts_bytes_min is not None and own >= self._limits.experts_bytes_min
-        return experts_argument(module) if is_large else None
+            nbytes = self._sizes.get(id(module.weight), 0)
+            is_large = self._limits.rows_bytes_min is not None and nbytes >= max(self._limits.rows_bytes_min, 1)
+            return is_large and only_looks_rows_up(module)
+        own = self._bytes_of_own(module)
+        is_large = self._limits.experts_bytes_min is not None and own >= max(self._limits.experts_bytes_min, 1)
+        return is_large and own == self._bytes(module) and experts_argument(module) is not None
+
+    def _add_lookup(self, name: str, module: nn.Module) -> None:
+        own = list(self._own(name, module))
+        if not isinstance(module, nn.Embedding):
+            self._found.lookups.append(RowLookup(name, module, own, experts_argument(module)))
+            return
+        is_plain = type(module).forward is nn.Embedding.forward
+        rows = [weight for weight in own if weight.attribute == "weight"]
+        self._found.lookups.append(RowLookup(name, module, rows, (0, "input") if is_plain else None))
+        self._found.resident += [weight for weight in own if weight.attribute != "weight"]
+        for child_name, child in module.named_children():
+            self.visit(f"{name}.{child_name}".lstrip("."), child, is_block=False)
 
     def _is_shared(self, module: nn.Module) -> bool:
         return id(module) in self._shared and self._bytes(module) > 0
@@ -212,6 +224,47 @@ class _Partitioner:
     def _bytes_of_own(self, module: nn.Module) -> int:
         own = {id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())}  # noqa: SLF001
         return sum(self._sizes.get(tensor, 0) for tensor in own)
+
+
+def only_looks_rows_up(module: nn.Embedding) -> bool:
+    """Whether an embedding uses its weight for nothing but look-ups of rows.
+
+    Many models scale or normalise the result of ``super().forward(ids)`` in a class of their own. The code of such a
+    class is read, since it cannot be run without the weight.
+    """
+    if module.max_norm is not None:
+        return False
+    for kind in type(module).__mro__:
+        if kind is nn.Embedding:
+            return True
+        forward = vars(kind).get("forward")
+        if forward is not None and not _only_calls_super(module, forward):
+            return False
+    return False
+
+
+# Attributes of a weight that are no values.
+_WITHOUT_VALUES = frozenset(("dtype", "device", "shape"))
+# Methods of tensors that are also methods of modules.
+_METHODS_OF_TENSORS = frozenset(("to", "type", "float", "half", "bfloat16"))
+
+
+def _only_calls_super(module: nn.Module, forward: Any) -> bool:
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    loads = [each for each in dis.get_instructions(code) if each.opname.startswith("LOAD_")] if code else []
+    has_super = False
+    for load, following in itertools.pairwise([*loads, None]):
+        if load is None or not load.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
+            continue
+        if load.argval == "weight":
+            if following is None or following.argval not in _WITHOUT_VALUES:
+                return False
+        elif load.argval == "forward":
+            has_super = True
+        elif callable(getattr(type(module), load.argval, None)) and load.argval not in _METHODS_OF_TENSORS:
+            # It may use the weight.
+            return False
+    return has_super
 
 
 def has_forward(module: nn.Module) -> bool:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as tree
 from deepnvme._utils.tensors import refuse_access, without_override
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 
 class Gate(Protocol):
@@ -32,6 +32,8 @@ class Placeholder(torch.Tensor):
 
     weight_name: str
     gate: Gate
+    # Looks rows up: called with the indices, and with a function of the rows and the indices.
+    look_up: Callable[[torch.Tensor, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]], torch.Tensor] | None = None
     _REMEDY = "close the streaming and load the weights into memory"
 
     @staticmethod
@@ -129,6 +131,9 @@ class Placeholder(torch.Tensor):
     ) -> Any:
         """Refuse operations that need bytes."""
         first = next(_placeholders((*args, *(kwargs or {}).values())))
+        if func is _EMBEDDING and first.look_up is not None and not first.gate.is_closed:
+            _, indices, *rest = args
+            return first.look_up(indices, lambda rows, some: func(rows, some, *rest, **(kwargs or {})))
         if func in _ALIASES:
             name, gate = first.weight_name, first.gate
             return type(first)(name, first.shape, first.dtype, first.device, gate, first.stride())
@@ -144,6 +149,7 @@ _PICKLING = "__reduce_ex__"
 _CASTS = frozenset(("aten._to_copy.default", "aten.empty_like.default"))
 _COPIES = frozenset((_PICKLING, "aten.clone.default", "share_memory_", "untyped_storage"))
 _EMPTY_LIKE = torch.ops.aten.empty_like.default
+_EMBEDDING = torch.ops.aten.embedding.default
 _ALIASES = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 
@@ -157,7 +163,7 @@ def _placeholders(values: Iterable[Any]) -> Iterator[Placeholder]:
 
 def foreign_attributes(tensor: torch.Tensor) -> dict[str, Any]:
     """Return the attributes that others have set on a tensor."""
-    own = ("weight_name", "gate", "_is_param") if isinstance(tensor, Placeholder) else ()
+    own = ("weight_name", "gate", "look_up", "_is_param") if isinstance(tensor, Placeholder) else ()
     return {name: value for name, value in vars(tensor).items() if name not in own}
 
 

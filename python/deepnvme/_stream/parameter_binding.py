@@ -94,6 +94,10 @@ class ParameterBinding:
         for weight, placeholder in zip(self._weights, self._placeholders, strict=True):
             set_weight(weight, placeholder)
 
+    def set_look_up(self, look_up: Callable[..., torch.Tensor]) -> None:
+        """Look rows of the first weight up with this function while the weight is on disk."""
+        self._placeholders[0].look_up = look_up  # type: ignore[attr-defined]
+
     def bind(self, tensors: Sequence[torch.Tensor]) -> None:
         """Bind tensors, until ``unbind`` has been called as often as ``bind``.
 

@@ -54,7 +54,6 @@ class RowCache:
         changed: ChangedBuffers,
     ) -> None:
         self.memory = memory
-        self._origin_of = files.origin_of
         self._lookups = list(lookups)
         # For each module: number of its first item, and rows per item.
         self._firsts: list[tuple[int, int]] = []
@@ -88,6 +87,11 @@ class RowCache:
             ]
             for some, binding in zip(places, self._bindings, strict=True)
         ]
+        self._counts = [get_weight(lookup.weights[0]).shape[0] for lookup in self._lookups]
+        self._items_max = [
+            memory // item_bytes([files.origin_of[weight.name] for weight in lookup.weights], self._page_bytes)
+            for lookup in self._lookups
+        ]
         # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references = [weakref.ref(view) for views in self._views for view in views]
         for index, lookup in enumerate(lookups):
@@ -104,53 +108,82 @@ class RowCache:
 
     def _wrapper_of(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a wrapper that runs a module with the needed rows in memory."""
-        lookup, (first, rows) = self._lookups[index], self._firsts[index]
+        lookup = self._lookups[index]
+        if lookup.argument is None:
+            self._bindings[index].set_look_up(functools.partial(self._look_up, index))
+            return lambda forward: lambda *args, **kwargs: refuse_backward(lookup.name, forward(*args, **kwargs))
         position, name = lookup.argument
         is_rows = isinstance(lookup.module, nn.Embedding)
-        count = get_weight(lookup.weights[0]).shape[0]
-        acquire, release, binding = self._cache.acquire, self._cache.release, self._bindings[index]
-        origins = [self._origin_of[weight.name] for weight in lookup.weights]
-        items_max = self.memory // item_bytes(origins, self._page_bytes)
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
-            def with_items(items: list[int], call: Callable[[], Any]) -> Any:
-                held: list[None] = []
-                try:
-                    self._turns.acquire(held, acquire, items)
-                    binding.bind(self._views[index])
-                    return refuse_backward(lookup.name, without_views(self._memory, call()))
-                finally:
-                    if held:
-                        release(items)
-                        binding.unbind()
-                    self._turns.release()
-
             def run(*args: Any, **kwargs: Any) -> Any:
                 indices = kwargs[name] if name in kwargs else args[position]
                 if not isinstance(indices, torch.Tensor):
                     raise TypeError(
                         f"{lookup.name}: {name} is a {type(indices).__name__}; it must be a tensor of indices"
                     )
-                used = torch.unique(indices.detach().to("cpu", torch.int64))
-                # Invalid indices, such as a router's padding, select nothing. torch reports real errors.
-                items = sorted({first + row // rows for row in used.tolist() if 0 <= row < count})
-                if not is_rows or len(items) <= items_max or len(used) != ((used >= 0) & (used < count)).sum():
-                    return with_items(items, lambda: forward(*args, **kwargs))
-                # More rows than fit at once are processed in parts.
-                output: torch.Tensor | None = None
-                places = torch.div(indices, rows, rounding_mode="floor") + first
-                for start in range(0, len(items), items_max):
-                    some = items[start : start + items_max]
-                    chosen = (places >= some[0]) & (places <= some[-1])
-                    part = with_items(some, functools.partial(forward, indices[chosen]))
-                    if output is None:
-                        output = part.new_empty(*indices.shape, *part.shape[1:])
-                    output[chosen] = part
-                return output
+
+                def with_items(items: list[int], some: torch.Tensor | None) -> Any:
+                    call = functools.partial(forward, *args, **kwargs)
+                    return self._bound(index, items, call if some is None else functools.partial(forward, some))
+
+                return self._in_parts(index, indices, with_items, can_divide=is_rows)
 
             return run
 
         return around
+
+    def _look_up(
+        self, index: int, indices: torch.Tensor, embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> Any:
+        """Look rows up for an embedding whose forward calls that of torch."""
+
+        def with_items(items: list[int], some: torch.Tensor | None) -> Any:
+            return self._held(items, lambda: embed(self._views[index][0], indices if some is None else some))
+
+        return self._in_parts(index, indices, with_items, can_divide=True)
+
+    def _in_parts(self, index: int, indices: torch.Tensor, with_items: Callable[..., Any], *, can_divide: bool) -> Any:
+        """Call a function with the items of some indices, and with these, or with ``None`` for all indices."""
+        (first, rows), count, items_max = self._firsts[index], self._counts[index], self._items_max[index]
+        used = torch.unique(indices.detach().to("cpu", torch.int64))
+        # Invalid indices, such as a router's padding, select nothing. torch reports real errors.
+        items = sorted({first + row // rows for row in used.tolist() if 0 <= row < count})
+        if not can_divide or len(items) <= items_max or len(used) != ((used >= 0) & (used < count)).sum():
+            return with_items(items, None)
+        # More rows than fit at once are processed in parts.
+        output: torch.Tensor | None = None
+        places = torch.div(indices, rows, rounding_mode="floor") + first
+        for start in range(0, len(items), items_max):
+            some = items[start : start + items_max]
+            chosen = (places >= some[0]) & (places <= some[-1])
+            part = with_items(some, indices[chosen])
+            if output is None:
+                output = part.new_empty(*indices.shape, *part.shape[1:])
+            output[chosen] = part
+        return output
+
+    def _bound(self, index: int, items: list[int], call: Callable[[], Any]) -> Any:
+        """Call a function while these items are in memory and the module has its weights."""
+        binding, name = self._bindings[index], self._lookups[index].name
+
+        def bound() -> Any:
+            binding.bind(self._views[index])
+            return refuse_backward(name, without_views(self._memory, call()))
+
+        return self._held(items, bound, binding.unbind)
+
+    def _held(self, items: list[int], call: Callable[[], Any], end: Callable[[], object] = lambda: None) -> Any:
+        """Call a function while these items are in memory, and ``end`` after it, even if it fails."""
+        held: list[None] = []
+        try:
+            self._turns.acquire(held, self._cache.acquire, items)
+            return call()
+        finally:
+            if held:
+                self._cache.release(items)
+                end()
+            self._turns.release()
 
 
 def page_bytes(picked: Sequence[Sequence[Origin]]) -> int:

@@ -1,0 +1,170 @@
+"""Embeddings are read row by row, also those of classes that scale or normalise what torch's embedding returns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import deepnvme
+from deepnvme._modules.partition import only_looks_rows_up
+
+from .small_models import TABLES, SmallModels
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROWS, WIDTH = 20_000, 64
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_models_with_a_table(models: SmallModels, streamed: Callable[..., Any], name: str) -> None:
+    """A table that exceeds the memory is not loaded, and the results are those of the model in memory."""
+    model = models.model(name)
+    table = model.get_parameter(TABLES[name])
+    rest = sum(each.nbytes for each in model.parameters()) - table.nbytes
+    memory = max(rest, 3 << 20)
+    assert memory < table.nbytes
+    tokens = torch.arange(3, 3 + 24).reshape(2, 12)
+    options: dict[str, Any] = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+    other = streamed(models.folder(name), memory=memory)
+    with torch.no_grad():
+        assert torch.equal(other(tokens).logits, model(tokens).logits)
+    assert torch.equal(other.generate(tokens, **options), model.generate(tokens, **options))
+    stats = other.streaming.stats()
+    assert stats.row_hits > 0
+    assert stats.row_waits > 0
+    other.streaming.close()
+    with pytest.raises(deepnvme.errors.ClosedError):
+        other(tokens)
+
+
+class Scaled(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH, padding_idx=3)
+        self.scale = nn.Buffer(torch.tensor(3.5), persistent=False)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 (torch's name)
+        return super().forward(input) * self.scale.to(self.weight.dtype)
+
+
+class ScaledAgain(Scaled):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        assert self.weight.shape[1] == WIDTH
+        return super().forward(ids) + 1
+
+
+class Normed(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+        self.bias = nn.Parameter(torch.randn(WIDTH))
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        found: torch.Tensor = self.norm(super().forward(input)) + self.bias
+        return found
+
+
+class Positions(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(input * 0 + torch.arange(input.shape[-1]) + 2)
+
+
+class Whole(nn.Embedding):
+    """Uses more than rows of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(input) - self.weight.mean(0)
+
+
+class Direct(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return functional.embedding(input, self.weight)
+
+
+class Hidden(nn.Embedding):
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(input) - self.extra()
+
+    def extra(self) -> torch.Tensor:
+        return self.weight.mean(0)
+
+
+BY_ROWS = [Scaled, ScaledAgain, Normed, Positions]
+AS_A_WHOLE = [Whole, Direct, Hidden]
+
+
+class Net(nn.Module):
+    def __init__(self, kind: type[nn.Embedding]) -> None:
+        super().__init__()
+        self.table = kind()  # type: ignore[call-arg]
+        self.head = nn.Linear(WIDTH, 8)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.head(self.table(ids))
+        return found
+
+
+def nets(kind: type[nn.Embedding], folder: Path) -> tuple[Net, Net]:
+    """Return a module in memory, and one without weights, which are in a file."""
+    torch.manual_seed(7)
+    net = Net(kind).eval()
+    deepnvme.save(net.state_dict(), folder / "net.safetensors", progress=False)
+    return net, Net(kind).eval()
+
+
+@pytest.mark.parametrize("kind", [*BY_ROWS, *AS_A_WHOLE, nn.Embedding])
+def test_which_classes_only_look_rows_up(kind: Any) -> None:
+    assert only_looks_rows_up(nn.Embedding(3, 4) if kind is nn.Embedding else kind()) == (kind not in AS_A_WHOLE)
+    assert not only_looks_rows_up(nn.Embedding(3, 4, max_norm=1.0))
+
+
+@pytest.mark.parametrize("kind", [*BY_ROWS, *AS_A_WHOLE])
+def test_results_are_those_in_memory(tmp_path: Path, streamed: Callable[..., Any], kind: Any) -> None:
+    net, other = nets(kind, tmp_path)
+    nbytes = net.table.weight.nbytes
+    memory = nbytes // 4 if kind in BY_ROWS else nbytes * 2
+    other = streamed(other, weights=tmp_path / "net.safetensors", memory=memory)
+    for shape in [(3,), (2, 40), (1, 0), (700,), (6000,)]:
+        ids = torch.randint(0, ROWS - 10_000, shape)
+        with torch.no_grad():
+            assert torch.equal(other(ids), net(ids))
+    stats = other.streaming.stats()
+    assert (stats.row_waits > 0) == (kind in BY_ROWS)
+    if kind is not Positions:
+        with pytest.raises(IndexError):
+            other(torch.tensor([ROWS]))
+    with torch.no_grad():
+        assert torch.equal(other(torch.tensor([5])), net(torch.tensor([5])))
+
+
+def test_threads_look_rows_up(
+    tmp_path: Path, streamed: Callable[..., Any], in_threads: Callable[[Callable[[int], object], int], None]
+) -> None:
+    net, other = nets(ScaledAgain, tmp_path)
+    other = streamed(other, weights=tmp_path / "net.safetensors", memory=ROWS * WIDTH)
+
+    def work(number: int) -> None:
+        generator = torch.Generator().manual_seed(number)
+        for _ in range(40):
+            ids = torch.randint(0, ROWS, (50,), generator=generator)
+            with torch.no_grad():
+                assert torch.equal(other(ids), net(ids))
+
+    in_threads(work, 4)
