@@ -18,8 +18,9 @@ HEAD = """\
 # Command line
 
 `deepnvme` and `python -m deepnvme` are the same program, which the wheel installs. The Rust binary of `deepnvme-cli`
-cannot run `demo`, `generate` and `stream-bench`, which need the Python package with torch and transformers. Results
-go to standard output, messages to standard error. Exit status: 0 success, 1 failure, 2 usage error.
+cannot run `demo`, `generate`, `stream-bench` and `rows`, which need the Python package with torch, and all but `rows`
+transformers. Results go to standard output, messages to standard error. Exit status: 0 success, 1 failure, 2 usage
+error.
 
 [JSON schemas](json-schemas.md) describe the output of `--json`. [Settings](settings.md) explains the settings of the
 engine, and the sizes that options accept.
@@ -41,13 +42,19 @@ def main(arguments: list[str]) -> int:
 
 
 def command_line() -> str:
-    """Return the page: the help of the program, and of each command."""
-    whole = help_of([])
-    found = COMMANDS.search(whole)
-    assert found is not None, "the help lists no commands"
-    names = [line.split()[0] for line in found[1].splitlines() if line[:3].strip()]
-    sections = [("deepnvme", whole), *((f"deepnvme {name}", help_of([name])) for name in names if name != "help")]
+    """Return the page: the help of the program, of each command, and of its commands."""
+    sections = sections_of([])
+    assert len(sections) > 1, "the help lists no commands"
     return HEAD + "".join(f"\n## `{title}`\n\n```text\n{text}\n```\n" for title, text in sections)
+
+
+def sections_of(command: list[str]) -> list[tuple[str, str]]:
+    """Return the titles and the texts of a command and of the commands below it."""
+    text = help_of(command)
+    found = COMMANDS.search(text)
+    names = [line.split()[0] for line in found[1].splitlines() if line[:3].strip()] if found else []
+    below = [section for name in names if name != "help" for section in sections_of([*command, name])]
+    return [(" ".join(["deepnvme", *command]), text), *below]
 
 
 def help_of(command: list[str]) -> str:

@@ -14,7 +14,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
-        # Commands with models run in Python. Rust parses the arguments of all commands.
+        # Commands that need torch run in Python. Rust parses the arguments of all commands.
         command = _python_command(sys.argv[1:])
         if command is not None:
             # Set before torch is imported. Idle OpenMP threads of torch spin for milliseconds by default, even while
@@ -29,6 +29,10 @@ def main() -> int:
                 from deepnvme._demo import command as demo  # noqa: PLC0415
 
                 return demo.run(command[1])
+            if command[0].startswith("rows "):
+                from deepnvme._rows import command as rows  # noqa: PLC0415
+
+                return rows.run(*command)
             from deepnvme._stream import commands  # noqa: PLC0415
 
             return commands.run(*command)

@@ -332,7 +332,12 @@ fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
             set.err().unwrap_or(raised)
         }
         Error::NoSuchRow { .. } => PyIndexError::new_err(error.to_string()),
-        Error::Invalid(_) | Error::Memory { .. } => InvalidArgumentError::new_err(error.to_string()),
+        Error::Invalid(_) => InvalidArgumentError::new_err(error.to_string()),
+        Error::Memory { bytes_min, .. } => {
+            let raised = InvalidArgumentError::new_err(error.to_string());
+            let set = raised.value(py).setattr("memory_bytes_min", bytes_min);
+            set.err().unwrap_or(raised)
+        }
         Error::Interrupted => error::plain(py, "CancelledError", error.to_string()),
         Error::Closed => error::plain(py, "ClosedError", error.to_string()),
     }

@@ -175,7 +175,13 @@ def test_the_command_needs_no_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["demo"], ["stream-bench", "."], ["generate", "--model=org/model", "--memory=1GB", "--prompt=x"]]
+    "arguments",
+    [
+        ["demo"],
+        ["stream-bench", "."],
+        ["generate", "--model=org/model", "--memory=1GB", "--prompt=x"],
+        ["rows", "inspect", "model.safetensors"],
+    ],
 )
 def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]) -> None:
     told = command_without_torch(tmp_path, *arguments)
@@ -192,6 +198,8 @@ def test_a_command_that_needs_torch_says_so(tmp_path: Path, arguments: list[str]
         (["generate", "--model=.", "--memory=1GB", "--prompt=x"], "has no config.json"),
         (["stream-bench", "none"], "none is not a folder"),
         (["stream-bench", ".", "--model-size=big"], "is not a size"),
+        (["rows", "bench", "rows.safetensors", "--memory=big"], "is not a size"),
+        (["rows", "pack", "model.safetensors", "rows.safetensors"], "--tensor"),
     ],
 )
 def test_a_mistake_is_found_before_torch_is_imported(tmp_path: Path, arguments: list[str], text: str) -> None:

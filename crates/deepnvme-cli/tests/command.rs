@@ -65,8 +65,8 @@ fn help_has_examples_and_ends_with_0() {
     assert_eq!((status, stderr.as_str()), (0, ""));
     assert!(help.contains("Examples:") && help.contains("report") && help.contains("bench"), "{help}");
     assert!(!help.contains("bench-process") && !help.contains('\u{1b}'), "{help}");
-    for command in ["report", "bench"] {
-        let (status, help, _) = run(&[command, "--help"]);
+    for command in [&["report"][..], &["bench"], &["rows", "inspect"], &["rows", "pack"], &["rows", "bench"]] {
+        let (status, help, _) = run(&[command, &["--help"]].concat());
         assert!(status == 0 && help.contains("Examples:"), "{help}");
     }
     assert_eq!(run(&["--version"]).1.trim(), format!("deepnvme {}", env!("CARGO_PKG_VERSION")));
@@ -100,6 +100,17 @@ fn usage_errors_end_with_2_and_a_hint() {
         (&["bench", "write", "/tmp", "--workers", "99"], "between 1 and 64"),
         (&["bench", "read", "/tmp", "--gds"], "add --gpu"),
         (&["bench", "read", "/tmp", "--plot", "picture.png"], ".svg or .html"),
+        (&["rows"], "inspect"),
+        (&["rows", "inspect", "a", "--shape", "9,x", "--dtype", "int8"], "--shape"),
+        (&["rows", "inspect", "a", "--shape", "9,3"], "--dtype"),
+        (&["rows", "inspect", "a", "--tensor", "t", "--shape", "9,3", "--dtype", "int8"], "cannot be used with"),
+        (&["rows", "inspect", "a", "--scales", "s"], "--tensor"),
+        (&["rows", "inspect", "a", "--offset", "7"], "--shape"),
+        (&["rows", "pack", "a", "b"], "--tensor"),
+        (&["rows", "bench", "a", "--memory", "1XB"], "512MiB"),
+        (&["rows", "bench", "a", "--rows", "16,0"], "--rows"),
+        (&["rows", "bench", "a", "--zipf", "nan"], "between 0 and 10"),
+        (&["rows", "bench", "a", "--against", "fio,dd"], "mmap"),
     ] {
         let (status, output, stderr) = run(arguments);
         assert_eq!((status, output.as_str()), (2, ""), "{arguments:?}: {stderr}");
@@ -347,6 +358,7 @@ fn completions_and_the_manual_page_have_all_options() {
     }
     let (status, page, _) = run(&["man"]);
     assert!(status == 0 && page.contains(".TH deepnvme") && page.contains("queue\\-depth"), "{page}");
+    assert!(page.contains("deepnvme rows bench") && page.contains("zipf"), "commands of commands: {page}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, _CheckpointReader
 
 
-_QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
 
 
 class TableSource(NamedTuple):
@@ -68,7 +68,7 @@ def locate_raw(path: Any, shape: Any, dtype: torch.dtype, offset: int) -> Locate
     if not isinstance(shape, list | tuple) or not shape:
         msg = f"shape is {shown(shape)}; it must have the number of rows, and the shape of a row: (rows, columns)"
         raise TypeError(msg)
-    if checked_dtype(dtype) in _QUANTISED:
+    if checked_dtype(dtype) in QUANTISED:
         msg = f"dtype is {dtype}; a table has plain elements: give the dtype of its codes, such as torch.int8"
         raise TypeError(msg)
     rows, *row_shape = (whole(size, "shape") for size in shape)
@@ -137,10 +137,10 @@ def _find_parts(request: LoadRequest, file: SourceFile, names: list[str], found:
             msg = f"{file.path}: {entry.name} is a lazy conjugate or negative; save it resolved"
             raise UnsupportedError(msg)
         dtype: torch.dtype = getattr(torch, entry.dtype)
-        if not entry.shape or dtype in _QUANTISED:
+        if not entry.shape or dtype in QUANTISED:
             msg = f"{file.path}: {entry.name} is {dtype} of shape {tuple(entry.shape)}, which is no table of plain rows"
             raise UnsupportedError(msg)
-        if entry.strides != _row_major(entry.shape):
+        if entry.strides != row_major(entry.shape):
             msg = f"{file.path}: {entry.name} has no contiguous rows; save it with .contiguous()"
             raise UnsupportedError(msg)
         offset = storages[entry.storage].offset + entry.storage_offset * dtype.itemsize
@@ -148,7 +148,8 @@ def _find_parts(request: LoadRequest, file: SourceFile, names: list[str], found:
     return [entry.name for entry in entries]
 
 
-def _row_major(shape: list[int]) -> list[int]:
+def row_major(shape: list[int]) -> list[int]:
+    """Return the strides of contiguous rows."""
     return [math.prod(shape[dimension + 1 :]) for dimension in range(len(shape))]
 
 

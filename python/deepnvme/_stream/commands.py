@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepnvme._stream.config_limits import check_folder
 from deepnvme._stream.huggingface import find_folder
+from deepnvme._utils.python_commands import report_errors
 from deepnvme._utils.tensors import checked_device
-from deepnvme._utils.terminal import OutputError, is_terminal, say, show
-from deepnvme.errors import Error, InvalidArgumentError, UnsupportedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from deepnvme._utils.terminal import is_terminal, say, show
+from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 # Maximum characters of a file of prompts.
 _PROMPTS_MAX = 64 << 20
 # Names that tokenizers have, by pattern.
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "*.model", "*.tiktoken", "tekken.json")
-_PATHS = ("model", "prompt_file", "folder", "trace")
 
 
 def run(name: str, options: str) -> int:
     """Run ``generate`` or ``stream-bench`` with its options as JSON. Returns the exit status."""
     return report_errors({"generate": _generate, "stream-bench": _stream_bench}[name], options)
-
-
-def report_errors(command: Callable[[dict[str, Any]], int], options: str) -> int:
-    """Run a command with its options as JSON; the exit status: 0 success, 1 failure, 2 usage error."""
-    parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
-    try:
-        return command(parsed)
-    except BrokenPipeError:
-        # The reader has closed the pipe on purpose.
-        return 0
-    except ImportError as error:
-        return _refused(f"{error}; install it: {sys.executable} -m pip install torch transformers", 1)
-    except (Error, MemoryError, OSError, OutputError, ValueError) as error:
-        # Errors of files, such as CorruptFileError, are also ValueErrors.
-        is_usage = isinstance(error, InvalidArgumentError if isinstance(error, Error) else ValueError)
-        return _refused(str(error), 2 if is_usage else 1)
 
 
 def _lines_of(path: str) -> list[str]:
@@ -61,18 +40,6 @@ def _lines_of(path: str) -> list[str]:
     if len(text) > _PROMPTS_MAX:
         raise InvalidArgumentError(f"{path} has more than {_PROMPTS_MAX >> 20} million characters; split it")
     return text.splitlines()
-
-
-def _path(value: Any) -> Any:
-    """Decode a path. JSON carries paths that are not UTF-8 as lists of bytes."""
-    return os.fsdecode(bytes(value)) if isinstance(value, list) else value
-
-
-def _refused(text: str, status: int) -> int:
-    # Names may contain control characters that move the cursor or imitate our output.
-    shown = "".join(letter if letter.isprintable() or letter == "\n" else ascii(letter)[1:-1] for letter in text)
-    show("deepnvme: " + shown.replace("\n", "\n  ") + "\n")
-    return status
 
 
 def _tokenizer(transformers: Any, folder: Path) -> Any:

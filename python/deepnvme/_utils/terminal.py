@@ -34,6 +34,11 @@ def show(text: str) -> None:
             sys.stderr.flush()
 
 
+def printable(text: str) -> str:
+    """Escape control characters: names in a file may move the cursor, or imitate our output."""
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 class OutputError(Exception):
     """Standard output is closed or full."""
 

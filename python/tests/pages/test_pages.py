@@ -113,7 +113,7 @@ def test_pasted_blocks_lack_no_name(name: str, process: str) -> None:
 @functools.cache
 def options_of(command: str) -> set[str]:
     done = subprocess.run(
-        [sys.executable, "-m", "deepnvme", command, "--help"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "deepnvme", *command.split(), "--help"], capture_output=True, text=True, check=True
     )
     return set(re.findall(r"--[a-z][\w-]*", done.stdout))
 
@@ -123,7 +123,7 @@ def test_options_exist() -> None:
     for page in PAGES.values():
         for block in page.blocks:
             for line in commands(block) if block.language in SHELL else ():
-                if found := re.match(r"deepnvme ([a-z][\w-]*)", line):
+                if found := re.match(r"deepnvme (rows [a-z]+|[a-z][\w-]*)", line):
                     assert set(re.findall(r" (--[a-z][\w-]*)", line)) <= options_of(found[1]), block.place
 
 

@@ -11,6 +11,7 @@ mod checkpoint;
 mod deepspeed;
 mod pack;
 mod python;
+mod rows;
 mod tune;
 mod values;
 
@@ -19,6 +20,7 @@ pub(crate) use self::checkpoint::{ConvertArguments, InspectArguments, VerifyArgu
 pub(crate) use self::deepspeed::{DsIoArguments, DsTuneArguments};
 pub(crate) use self::pack::{PackArguments, PackedForm};
 use self::python::{DemoArguments, GenerateArguments, StreamBenchArguments};
+use self::rows::RowsArguments;
 pub(crate) use self::tune::TuneArguments;
 
 /// Move tensors between NVMe and memory at the speed of the hardware
@@ -59,6 +61,8 @@ pub(crate) enum Command {
     StreamBench(Box<StreamBenchArguments>),
     /// Pack a model's weights layer by layer, and compress or quantise them
     Pack(PackArguments),
+    /// Inspect, pack and measure tables of rows on disk (needs the Python package)
+    Rows(Box<RowsArguments>),
     /// Run DeepSpeed's ds_io: the same options and output lines
     #[command(name = "ds_io", alias = "ds-io")]
     DsIo(Box<DsIoArguments>),

@@ -153,7 +153,7 @@ fn parse_temperature(text: &str) -> Result<f64, String> {
 }
 
 /// Checks a size, which Python parses by the same rules. Python starts only after that: it takes seconds.
-fn checked_size(text: &str) -> Result<String, String> {
+pub(super) fn checked_size(text: &str) -> Result<String, String> {
     parse_bytes(text).map(|_| text.to_owned())
 }
 
@@ -174,7 +174,7 @@ fn checked_folder(path: PathBuf) -> Result<PathBuf, String> {
 }
 
 /// Serialises a path for Python: a string, or a list of bytes if it is not UTF-8.
-fn serialize_path<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+pub(super) fn serialize_path<S: Serializer>(path: &Path, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match path.to_str() {
         Some(text) => serializer.serialize_str(text),
         None => serializer.collect_seq(path.as_os_str().as_encoded_bytes()),

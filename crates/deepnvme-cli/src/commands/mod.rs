@@ -92,7 +92,7 @@ fn execute(command: Command, arguments: &[OsString], session: &mut Session<'_>) 
         Command::Inspect(options) => checkpoint::run_inspect(&options, session)?,
         Command::Verify(options) => checkpoint::run_verify(&options, session)?,
         Command::Convert(options) => checkpoint::run_convert(&options, session)?,
-        Command::Demo(_) | Command::Generate(_) | Command::StreamBench(_) => {
+        Command::Demo(_) | Command::Generate(_) | Command::StreamBench(_) | Command::Rows(_) => {
             return python::run(&arguments[1..], session);
         }
         Command::Pack(options) => pack::run(&options, session)?,

@@ -1,0 +1,170 @@
+"""``deepnvme rows inspect``: describe a table, or list the tensors that can be one."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from typing import Any
+
+import torch
+
+from deepnvme._deepnvme import __version__
+from deepnvme._rows.locate import Located
+from deepnvme._rows.named_table import NamedTable
+from deepnvme._rows.tables import list_tables
+from deepnvme._rows.text import dtype_name, labelled, row_text, shape_text, size_text
+from deepnvme._utils.terminal import printable, say
+from deepnvme.errors import InvalidArgumentError, UnsupportedError
+
+_PAGE_BYTES = 4096
+# The cache whose rows are counted, in bytes.
+_CACHE_BYTES = 10**9
+# Tensors that the text lists.
+_LISTED_MAX = 30
+
+
+def run(options: dict[str, Any]) -> int:
+    """Run the command with its options. Returns the exit status."""
+    table = NamedTable.parse(options)
+    packed = table.packed()
+    is_described = packed is not None or table.tensor is not None or table.shape is not None
+    answer = describe(table) if is_described else _candidates(table)
+    if options["json"]:
+        say(json.dumps({"version": __version__, "source": table.source, **answer}, indent=2))
+    elif is_described:
+        _print_table(table, answer)
+    else:
+        _print_candidates(table, answer["tables"])
+    return 0
+
+
+def describe(table: NamedTable) -> dict[str, Any]:
+    """Describe a table: its size, its layout on disk, and the memory that it needs."""
+    least = least_memory(table)
+    packed = table.packed()
+    rows = packed.rows if packed is not None else table.located()
+    answer: dict[str, Any] = {
+        "files": table.files(),
+        "shape": [rows.rows, *rows.row_shape],
+        "dtype": dtype_name(rows.dtype),
+        "row_bytes": rows.row_bytes,
+        "bytes": rows.rows * rows.row_bytes,
+        "scales": None,
+        "packed": None,
+        "rows_across_pages": None,
+        "memory_bytes_min": least,
+        "rows_in_1gb": _cached_rows(table, least),
+    }
+    if packed is None:
+        scales = table.located_scales()
+        if scales is not None:
+            answer["scales"] = {"count": math.prod(scales.row_shape), "dtype": dtype_name(scales.dtype)}
+        answer["rows_across_pages"] = rows_across_pages(rows)
+        return answer
+    if packed.scales is not None:
+        dtype, count = packed.scales
+        answer["scales"] = {"count": count, "dtype": dtype_name(dtype)}
+    rows_per_block, block_bytes, hot = packed.blocks
+    hot_rows = 0 if hot is None else hot[1]
+    stored = -(-(rows.rows + hot_rows) // rows_per_block) * block_bytes
+    answer["packed"] = {
+        "row_bytes": packed.row_bytes,
+        "rows_per_block": rows_per_block,
+        "block_bytes": block_bytes,
+        "hot_rows": hot_rows,
+        "bytes": stored,
+        "overhead": 1 - rows.rows * packed.row_bytes / stored if stored else 0.0,
+    }
+    return answer
+
+
+def least_memory(table: NamedTable) -> int:
+    """Return the least ``memory`` that opens the table."""
+    try:
+        table.open(1).close()
+    except InvalidArgumentError as error:
+        least = getattr(error, "memory_bytes_min", None)
+        if least is None:
+            raise
+        return int(least)
+    return 1
+
+
+def rows_across_pages(rows: Located) -> int:
+    """Count the rows that lie in one page more than their size needs."""
+    row_bytes = rows.row_bytes
+    pages = -(-row_bytes // _PAGE_BYTES)
+    # Behind this many rows, their places in pages are the same again.
+    period = _PAGE_BYTES // math.gcd(row_bytes, _PAGE_BYTES)
+    count = 0
+    for _, offset, number in rows.ranges:
+        starts = (offset + torch.arange(period) * row_bytes) % _PAGE_BYTES
+        crosses = starts + row_bytes > pages * _PAGE_BYTES
+        periods, rest = divmod(number, period)
+        count += periods * int(crosses.sum()) + int(crosses[:rest].sum())
+    return count
+
+
+def _cached_rows(table: NamedTable, least: int) -> int | None:
+    """Return how many rows a cache of 1 GB holds; ``None`` if this process cannot get that memory."""
+    if least > _CACHE_BYTES:
+        return 0
+    try:
+        with table.open(_CACHE_BYTES) as store:
+            return min(store.stats().cached_rows_max, len(store))
+    except MemoryError:
+        return None
+
+
+def _candidates(table: NamedTable) -> dict[str, Any]:
+    tables = list_tables(table.source)
+    if not tables:
+        msg = (
+            f"{table.source}: no tensor can be a table, which has two or more dimensions, contiguous rows and a plain "
+            "dtype; name another file, or save a tensor with .contiguous()"
+        )
+        raise UnsupportedError(msg)
+    return {"files": table.files(), "tables": tables}
+
+
+def _print_table(table: NamedTable, answer: dict[str, Any]) -> None:
+    rows, *row_shape = answer["shape"]
+    size = f"{size_text(answer['row_bytes'])} each, {size_text(answer['bytes'])} in all"
+    say(labelled("table", f"{rows:,} rows of {row_text(row_shape, answer['dtype'])}, {size}"))
+    for number, path in enumerate(answer["files"]):
+        say(labelled("" if number else "file", path))
+    scales, packed = answer["scales"], answer["packed"]
+    if scales is not None:
+        place = "behind each row" if packed else "for each row, all in memory"
+        say(labelled("scales", f"{scales['count']} {scales['dtype']} {place}"))
+    if packed is None:
+        across = answer["rows_across_pages"]
+        share = across / rows if rows else 0.0
+        say(labelled("layout", f"in place; {across:,} rows ({share:.1%}) span a page more than they need"))
+    else:
+        text = f"packed; blocks of {packed['rows_per_block']:,} rows in {packed['block_bytes']:,} bytes"
+        say(labelled("layout", f"{text}, {packed['overhead']:.1%} of them beyond the rows"))
+        if packed["hot_rows"]:
+            say(labelled("", f"with copies of {packed['hot_rows']:,} hot rows"))
+    cached = answer["rows_in_1gb"]
+    held = "" if cached is None else f"; a cache of 1 GB holds {'all' if rows <= cached else f'{cached:,}'} rows"
+    say(labelled("memory", f"{answer['memory_bytes_min']:,} bytes at least{held}"))
+    say(labelled("measure", f"deepnvme rows bench {table.arguments}"))
+    if packed is None:
+        say(labelled("pack", f"deepnvme rows pack {table.arguments} rows.safetensors"))
+
+
+def _print_candidates(table: NamedTable, tables: list[dict[str, Any]]) -> None:
+    shown = tables[:_LISTED_MAX]
+    lines = [
+        (size_text(one["bytes"]), size_text(one["row_bytes"]), one["dtype"], shape_text(one["shape"]), one["name"])
+        for one in shown
+    ]
+    heads = ("bytes", "row", "dtype", "shape", "tensor")
+    widths = [max(len(line[column]) for line in [heads, *lines]) for column in range(4)]
+    for size, row, dtype, shape, name in [heads, *lines]:
+        say(f"{size:>{widths[0]}}  {row:>{widths[1]}}  {dtype:<{widths[2]}}  {shape:<{widths[3]}}  {printable(name)}")
+    if len(tables) > len(shown):
+        say(f"and {len(tables) - len(shown):,} more; --json lists all")
+    say(f"\nName one: deepnvme rows inspect {printable(shlex.join([table.source, '--tensor', tables[0]['name']]))}")

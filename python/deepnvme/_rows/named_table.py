@@ -1,0 +1,165 @@
+"""A table that a command line names."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from deepnvme._checkpoint.load_request import LoadRequest
+from deepnvme._checkpoint.source_files import find_files
+from deepnvme._deepnvme import StripeSet
+from deepnvme._rows.locate import Located, check_names, locate_raw, locate_tensors
+from deepnvme._rows.packed import Packed, locate_packed
+from deepnvme._rows.row_store import RowStore
+from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, NotFoundError, UnsupportedError
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+_MANIFEST = ".stripes.json"
+
+
+class NamedTable(NamedTuple):
+    """A table, as the options of a command describe it."""
+
+    source: str
+    tensor: list[str] | None
+    scales: list[str] | None
+    shape: list[int] | None
+    dtype: torch.dtype | None
+    offset: int
+
+    @classmethod
+    def parse(cls, options: dict[str, Any], if_packed: str = "leave --tensor out") -> NamedTable:
+        """Read the options. A packed table needs no name, and has no other tensors.
+
+        Args:
+            options: the options of the command.
+            if_packed: the remedy for a tensor of a packed table.
+
+        Raises:
+            NotFoundError: there is no such file.
+            InvalidArgumentError: a tensor of a packed table is named.
+        """
+        table = cls(
+            options["source"],
+            options["tensor"] or None,
+            options["scales"] or None,
+            options["shape"] or None,
+            getattr(torch, options["dtype"]) if options["dtype"] else None,
+            options["offset"] or 0,
+        )
+        if not Path(table.source).exists():
+            msg = f"{table.source}: there is no such file; name a checkpoint, a model folder, or a raw file"
+            raise NotFoundError(msg)
+        if table.tensor is not None and table.packed() is not None:
+            msg = f"{table.source} is a packed table, with its scales; {if_packed}"
+            raise InvalidArgumentError(msg)
+        return table
+
+    @property
+    def arguments(self) -> str:
+        """The arguments that name this table to another command."""
+        words = [self.source]
+        for name in self.tensor or ():
+            words += ["--tensor", name]
+        for name in self.scales or ():
+            words += ["--scales", name]
+        if self.shape is not None:
+            words += ["--shape", ",".join(map(str, self.shape)), "--dtype", str(self.dtype).removeprefix("torch.")]
+        if self.offset:
+            words += ["--offset", str(self.offset)]
+        return shlex.join(words)
+
+    def packed(self) -> Packed | None:
+        """Return the packed table; ``None`` if the file is raw, or a checkpoint of other tensors."""
+        if self.shape is not None:
+            return None
+        _check_checkpoint(self.source)
+        try:
+            return locate_packed(self.source, None)
+        except InvalidArgumentError:
+            return None
+
+    def open(self, memory: int) -> RowStore:
+        """Open the table with memory of this many bytes."""
+        with usage_errors():
+            return RowStore(
+                self.source,
+                self.tensor,
+                memory=memory,
+                scales=self.scales,
+                shape=self.shape,
+                dtype=self.dtype,
+                offset=self.offset,
+            )
+
+    def create(self, target: str, memory: int) -> RowStore:
+        """Pack the table into a new file, and open that."""
+        with usage_errors():
+            return RowStore.create(
+                target,
+                self.source,
+                self.tensor,
+                memory=memory,
+                scales=self.scales,
+                shape=self.shape,
+                dtype=self.dtype,
+                offset=self.offset,
+            )
+
+    def located(self) -> Located:
+        """Return where the rows of a table that is not packed are."""
+        if self.shape is not None:
+            assert self.dtype is not None
+            return locate_raw(self.source, self.shape, self.dtype, self.offset)
+        with usage_errors():
+            return locate_tensors(self.source, check_names(self.tensor), None)
+
+    def located_scales(self) -> Located | None:
+        """Return where the scales of a table that is not packed are."""
+        return None if self.scales is None else locate_tensors(self.source, check_names(self.scales), None)
+
+    def files(self) -> list[str]:
+        """Return the files that hold the table and its scales; of a stripe set, its parts."""
+        if self.shape is not None:
+            return _parts(self.source)
+        named = {*(self.tensor or ()), *(self.scales or ())}
+        files = find_files(self.source, "auto")
+        chosen = [file.path for file in files if file.names is None or not named.isdisjoint(file.names)]
+        return [part for path in chosen for part in _parts(path)]
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Raise the errors about names and dtypes as those of a command."""
+    try:
+        yield
+    except KeyError as error:
+        raise Error(str(error.args[0])) from error
+    except TypeError as error:
+        raise InvalidArgumentError(str(error)) from error
+
+
+def is_striped(table: NamedTable) -> bool:
+    """Whether the table is on a stripe set."""
+    return table.source.endswith(_MANIFEST)
+
+
+def _check_checkpoint(source: str) -> None:
+    request = LoadRequest(path=source, device=torch.device("cpu"), verify="auto")
+    try:
+        request.for_files(lambda files: request.open(files[0]))
+    except (CorruptFileError, UnsupportedError) as error:
+        msg = f"{error}. For a raw file, give --shape and --dtype"
+        raise type(error)(msg) from error
+
+
+def _parts(path: str | os.PathLike[str]) -> list[str]:
+    text = str(path)
+    return [*StripeSet.from_manifest(text).paths] if text.endswith(_MANIFEST) else [text]
