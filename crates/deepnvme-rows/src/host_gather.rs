@@ -117,7 +117,7 @@ impl Gather {
             if should_stop() {
                 return Err(Error::Interrupted);
             }
-            store.staging.wait();
+            store.staging.wait(0);
         } else if self.failed.is_empty() {
             return Ok(true);
         } else {

@@ -52,7 +52,7 @@ impl PinnedPieces {
 
     /// Waits for a returned piece, for a while.
     pub(crate) fn wait(&self) {
-        self.pool.wait();
+        self.pool.wait(0);
     }
 }
 

@@ -51,10 +51,10 @@ impl<B> Staging<B> {
         (self.make)(self.buffer_bytes).map(Some).inspect_err(|_| self.put_back(None))
     }
 
-    /// Waits for a returned buffer, at most for [`POLL_INTERVAL`].
-    pub(crate) fn wait(&self) {
+    /// Waits until more than `rest` buffers are free, at most for [`POLL_INTERVAL`].
+    pub(crate) fn wait(&self, rest: usize) {
         let mut free = lock(&self.free);
-        if free.buffers.is_empty() && free.unmade == 0 {
+        if free.buffers.len() + free.unmade <= rest {
             free.waiters += 1;
             let waited = self.returned.wait_timeout(free, POLL_INTERVAL);
             free = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
@@ -69,8 +69,35 @@ impl<B> Staging<B> {
             Some(buffer) => free.buffers.push(buffer),
             None => free.unmade += 1,
         }
+        // Each leaves another number of buffers to others.
         if free.waiters > 0 {
-            self.returned.notify_one();
+            self.returned.notify_all();
         }
+    }
+}
+
+#[cfg(all(test, not(simulated)))]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    /// A wait that ends at once makes its caller spin.
+    #[test]
+    fn a_caller_that_leaves_buffers_to_others_waits_for_more() {
+        let staging = Staging::new(4096, 2, Buffer::zeroed);
+        let taken = staging.try_take(0).unwrap();
+        assert!(staging.try_take(1).unwrap().is_none());
+        let began = Instant::now();
+        staging.wait(1);
+        assert!(began.elapsed() >= POLL_INTERVAL);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while staging.try_take(1).unwrap().is_none() {
+                    staging.wait(1);
+                }
+            });
+            staging.put_back(taken);
+        });
     }
 }

@@ -263,11 +263,12 @@ impl RowStore {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(rest.len());
             }
-            let Some(buffer) = self.take_buffer(BUFFERS_RESERVED.min(self.buffers - 1))? else {
+            let reserved = BUFFERS_RESERVED.min(self.buffers - 1);
+            let Some(buffer) = self.take_buffer(reserved)? else {
                 if should_stop() {
                     return Err(Error::Interrupted);
                 }
-                self.staging.wait();
+                self.staging.wait(reserved);
                 continue;
             };
             let gathered = self.counters.rows.load(Ordering::Relaxed);

@@ -80,7 +80,7 @@ impl RowStore {
         }
         let Some(piece) = pieces.front() else {
             if *next < end {
-                self.staging.wait();
+                self.staging.wait(0);
             }
             return if should_stop() { Err(Error::Interrupted) } else { Ok(*next < end) };
         };

@@ -59,7 +59,7 @@ fn every_scenario_is_drawn_and_does_something() {
 #[test]
 fn the_same_seed_is_the_same_execution() {
     let all = |report: &RunReport| (report.trace, report.steps, report.failures.clone());
-    for kind in ScenarioKind::ALL.into_iter().chain([ScenarioKind::Overclaiming]) {
+    for kind in ScenarioKind::ALL.into_iter().chain([ScenarioKind::Rows, ScenarioKind::Overclaiming]) {
         let first = reports(20, Some(kind), |_| true);
         let traces: std::collections::BTreeSet<u64> = first.iter().map(|(_, report)| report.trace).collect();
         assert!(traces.len() > 15, "{}: seeds hardly matter", kind.name());
@@ -69,6 +69,14 @@ fn the_same_seed_is_the_same_execution() {
             // The replay command of a failed seed also works if seeds draw their scenarios.
             assert!(draw(seed) != kind || all(&run(seed, None)) == all(&report), "seed {seed} ({})", kind.name());
         }
+    }
+}
+
+#[test]
+fn gathered_rows_are_those_of_the_file() {
+    let failed = reports(400, Some(ScenarioKind::Rows), |report| !report.failures.is_empty());
+    if let Some((seed, report)) = failed.first() {
+        panic!("{} of 400 seeds failed, such as {seed}: {:?}", failed.len(), report.failures);
     }
 }
 

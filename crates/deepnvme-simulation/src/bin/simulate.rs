@@ -55,7 +55,8 @@ mod simulated {
                 "--twice" => found.twice = true,
                 "--only" => {
                     let name = arguments.next().unwrap_or_default();
-                    let kind = ScenarioKind::ALL.into_iter().find(|kind| kind.name() == name);
+                    let mut all = ScenarioKind::ALL.into_iter().chain([ScenarioKind::Rows]);
+                    let kind = all.find(|kind| kind.name() == name);
                     found.only = Some(kind.ok_or_else(|| format!("no such scenario: {name}"))?);
                 }
                 _ => return Err(format!("unknown option {argument}\n{USAGE}")),

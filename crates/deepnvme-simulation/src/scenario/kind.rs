@@ -23,6 +23,8 @@ pub enum ScenarioKind {
     Packing,
     /// Requests to engines, cancelled at any point.
     Transfers,
+    /// Gathers of rows. No seed draws this: that would change the scenarios of all others.
+    Rows,
     /// Files by a saver that syncs nothing and claims it did; no seed draws this.
     Overclaiming,
     /// A test's own work; no seed draws this.
@@ -56,6 +58,7 @@ impl ScenarioKind {
             Self::Ranks => "ranks",
             Self::Packing => "packing",
             Self::Transfers => "transfers",
+            Self::Rows => "rows",
             Self::Overclaiming => "overclaiming",
             Self::Script => "script",
         }

@@ -13,6 +13,7 @@ mod packing;
 mod payload;
 mod process_group;
 mod ranks;
+mod rows;
 mod save_log;
 mod swap;
 mod transfers;
@@ -35,6 +36,7 @@ pub fn run(kind: ScenarioKind, context: &Context) {
         ScenarioKind::Ranks => ranks::run(context),
         ScenarioKind::Packing => packing::run(context),
         ScenarioKind::Transfers => transfers::run(context),
+        ScenarioKind::Rows => rows::run(context),
         ScenarioKind::Overclaiming => files::run(context, files::FileLayout::Overclaiming, Content::Bytes),
         ScenarioKind::Script => {}
     }
