@@ -22,6 +22,7 @@ use crate::engine::PyEngine;
 use crate::error::InvalidArgumentError;
 use crate::path::PathArgument;
 use crate::settings::Timeout;
+use crate::stats::counter_dict;
 use crate::streaming::float;
 use crate::{default, error, interruptible, tensor_memory, torch};
 
@@ -136,21 +137,21 @@ impl PyRowStore {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let store = self.store(py)?.store();
         let stats = store.stats();
-        let counters = PyDict::new(py);
-        let counts = [
-            ("rows", stats.rows),
-            ("hits", stats.hits),
-            ("rows_read", stats.rows_read),
-            ("reads", stats.reads),
-            ("bytes_read", stats.bytes_read),
-            ("rows_joined", stats.rows_joined),
-            ("rows_shared", stats.rows_shared),
-            ("rows_prefetched", stats.rows_prefetched),
-            ("rows_not_prefetched", stats.rows_not_prefetched),
-            ("memory_bytes", store.memory_bytes()),
-            ("cached_rows_max", store.cached_rows_max()),
-        ];
-        counts.into_iter().try_for_each(|(name, count)| counters.set_item(name, count))?;
+        let counters = counter_dict!(
+            py,
+            stats,
+            rows,
+            hits,
+            rows_read,
+            reads,
+            bytes_read,
+            rows_joined,
+            rows_shared,
+            rows_prefetched,
+            rows_not_prefetched,
+        )?;
+        counters.set_item("memory_bytes", store.memory_bytes())?;
+        counters.set_item("cached_rows_max", store.cached_rows_max())?;
         Ok(counters)
     }
 

@@ -31,6 +31,14 @@ macro_rules! record_class {
 }
 pub(crate) use record_class;
 
+/// Make a dictionary of some counters of a struct, by the names of its fields.
+macro_rules! counter_dict {
+    ($py:expr, $stats:expr, $($name:ident),+ $(,)?) => {
+        pyo3::types::IntoPyDict::into_py_dict([$((stringify!($name), $stats.$name)),+], $py)
+    };
+}
+pub(crate) use counter_dict;
+
 record_class! {
     /// Counters of an engine's work so far. Counts and bytes only grow, except ``pool_bytes``.
     ///

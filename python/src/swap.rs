@@ -16,6 +16,7 @@ use crate::error::InvalidArgumentError;
 use crate::once::intern;
 use crate::path::{PathArgument, file_name};
 use crate::request::Offset;
+use crate::stats::counter_dict;
 use crate::{default, error, interruptible, memory, tensor_memory, torch};
 
 /// A range of a file: path, descriptor, offset, length.
@@ -181,24 +182,24 @@ impl PySwapper {
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         self.swapper.check_process().map_err(|error| to_exception(py, &error))?;
         let stats = py.detach(|| self.swapper.stats());
-        let counters = PyDict::new(py);
-        let counts = [
-            ("hits", stats.hits),
-            ("waits", stats.waits),
-            ("bytes_read", stats.bytes_read),
-            ("bytes_written", stats.bytes_written),
-            ("reads", stats.reads),
-            ("write_backs", stats.write_backs),
-            ("failures", stats.failures),
-            ("evictions", stats.evictions),
-            ("items", stats.items),
-            ("resident_bytes", stats.resident_bytes),
-            ("resident_bytes_peak", stats.resident_bytes_peak),
-            ("memory_bytes", stats.memory_bytes),
-            ("stored_bytes", stats.stored_bytes),
-            ("file_bytes", stats.file_bytes),
-        ];
-        counts.into_iter().try_for_each(|(name, count)| counters.set_item(name, count))?;
+        let counters = counter_dict!(
+            py,
+            stats,
+            hits,
+            waits,
+            bytes_read,
+            bytes_written,
+            reads,
+            write_backs,
+            failures,
+            evictions,
+            items,
+            resident_bytes,
+            resident_bytes_peak,
+            memory_bytes,
+            stored_bytes,
+            file_bytes,
+        )?;
         counters.set_item("stalled_s", stats.stalled.as_secs_f64())?;
         Ok(counters)
     }
@@ -434,11 +435,7 @@ fn descriptor(number: i32) -> PyResult<i32> {
 }
 
 fn copy_stats(py: Python<'_>, stats: CopyStats) -> PyResult<Bound<'_, PyDict>> {
-    let counters = PyDict::new(py);
-    counters.set_item("shared_bytes", stats.shared_bytes)?;
-    counters.set_item("kernel_bytes", stats.kernel_bytes)?;
-    counters.set_item("memory_bytes", stats.memory_bytes)?;
-    Ok(counters)
+    counter_dict!(py, stats, shared_bytes, kernel_bytes, memory_bytes)
 }
 
 /// Converts an error to its Python exception.

@@ -2,83 +2,22 @@
 //! memory.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+mod common;
+
 use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use deepnvme_codec::{Float, cast};
 use deepnvme_file::{StripeSet, Target, VersionedFile};
-use deepnvme_io::backend::BackendKind;
+use deepnvme_io::Engine;
 use deepnvme_io::mem::{Buffer, RegionMut};
-use deepnvme_io::{BackendFactory, Config, Engine};
-use deepnvme_rows::{BackgroundStore, Conversion, Element, Error, RowRange, RowStore, Table};
-use deepnvme_testkit::faults::{FaultPlan, Faults};
+use deepnvme_rows::{BackgroundStore, Conversion, Element, Error, PendingGather, RowRange, RowStore, Table};
+use deepnvme_testkit::faults::FaultPlan;
 use proptest::prelude::*;
-use tempfile::TempDir;
 
-fn engine() -> Arc<Engine> {
-    Arc::new(Engine::new(Config { workers: 1, ..Config::default() }).unwrap())
-}
-
-/// A table in files, and its bytes.
-struct Model {
-    bytes: Vec<u8>,
-    row_bytes: usize,
-    ranges: Vec<RowRange>,
-    paths: Vec<PathBuf>,
-    _folder: TempDir,
-}
-
-impl Model {
-    /// Ranges of these numbers of rows, each in a file of its own behind some other bytes.
-    fn new(row_bytes: usize, counts: &[u64], seed: u64) -> Self {
-        let mut random = fastrand::Rng::with_seed(seed);
-        let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-        let mut model = Self { bytes: Vec::new(), row_bytes, ranges: Vec::new(), paths: Vec::new(), _folder: folder };
-        for (file, rows) in counts.iter().enumerate() {
-            let mut head = vec![0; random.usize(0..9000)];
-            random.fill(&mut head);
-            let mut bytes = vec![0; *rows as usize * row_bytes];
-            random.fill(&mut bytes);
-            let path = model._folder.path().join(format!("{file}.bin"));
-            fs::write(&path, [&head[..], &bytes[..]].concat()).unwrap();
-            model.ranges.push(RowRange { file, offset: head.len() as u64, rows: *rows });
-            model.paths.push(path);
-            model.bytes.extend(bytes);
-        }
-        model
-    }
-
-    fn rows(&self) -> u64 {
-        (self.bytes.len() / self.row_bytes) as u64
-    }
-
-    fn open(&self, engine: &Arc<Engine>, memory: u64) -> Result<RowStore, Error> {
-        let files = self.paths.iter().map(|path| VersionedFile::open(path).unwrap()).collect();
-        RowStore::new(Arc::clone(engine), files, Table::new(self.ranges.clone(), self.row_bytes)?, None, memory)
-    }
-
-    fn expected(&self, rows: &[u64]) -> Vec<u8> {
-        let row = |row: &u64| &self.bytes[*row as usize * self.row_bytes..][..self.row_bytes];
-        rows.iter().flat_map(row).copied().collect()
-    }
-}
-
-fn gather(store: &RowStore, rows: &[u64]) -> Result<Vec<u8>, Error> {
-    gather_as(store, rows, None, rows.len() * store.table().row_bytes())
-}
-
-fn gather_as(store: &RowStore, rows: &[u64], conversion: Option<Conversion>, bytes: usize) -> Result<Vec<u8>, Error> {
-    let target = Buffer::zeroed(bytes).unwrap().into_region();
-    store.gather(rows, &target, conversion, &|| false)?;
-    Ok(bytes_of(target))
-}
-
-fn bytes_of(target: RegionMut) -> Vec<u8> {
-    target.into_buffer().expect("the store keeps no memory of its caller").as_slice().to_vec()
-}
+use crate::common::{Model, engine, faulty_engine, folder, gather, gather_as, rows_of};
 
 #[test]
 fn rows_in_any_order() {
@@ -118,8 +57,7 @@ fn no_memory_for_a_cache() {
 
 #[test]
 fn stripe_sets() {
-    let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
-    let engine = engine();
+    let (folder, engine) = (folder(), engine());
     let parts = [folder.path().join("a"), folder.path().join("b")];
     let set = StripeSet::new(parts.to_vec(), 8192).unwrap();
     let mut bytes = vec![0; 300_000];
@@ -132,8 +70,7 @@ fn stripe_sets() {
     let table = Table::new(vec![RowRange { file: 0, offset: 0, rows: 1000 }], 300).unwrap();
     let store = RowStore::new(engine, vec![VersionedFile::open(target).unwrap()], table, None, 1 << 20).unwrap();
     let rows: Vec<u64> = (0..1000).step_by(7).collect();
-    let expected: Vec<u8> = rows.iter().flat_map(|row| &bytes[*row as usize * 300..][..300]).copied().collect();
-    assert_eq!(gather(&store, &rows).unwrap(), expected);
+    assert_eq!(gather(&store, &rows).unwrap(), rows_of(&bytes, 300, &rows));
 }
 
 #[test]
@@ -237,13 +174,6 @@ fn pinned_rows_stay() {
     assert_eq!(store.stats().rows_not_prefetched, 0);
 }
 
-fn faulty_engine(plan: FaultPlan) -> Arc<Engine> {
-    let faults = Faults::new(plan);
-    let factory: BackendFactory =
-        Arc::new(move |setup| Ok(Box::new(faults.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
-    Arc::new(Engine::with_backends(Config { workers: 1, ..Config::default() }, factory).unwrap())
-}
-
 #[test]
 fn failed_reads_are_errors_and_the_next_try_may_succeed() {
     let model = Model::new(160, &[3000], 10);
@@ -316,7 +246,7 @@ fn interrupted_gathers_leave_nothing_behind() {
     assert_eq!(gather(&store, &rows).unwrap(), model.expected(&rows));
 }
 
-fn start(store: &BackgroundStore, rows: &[u64]) -> (deepnvme_rows::PendingGather, RegionMut) {
+fn start(store: &BackgroundStore, rows: &[u64]) -> (PendingGather, RegionMut) {
     let (target, view) = shared_memory(rows.len() * store.store().table().row_bytes());
     (store.start_gather(rows.to_vec(), target, None).unwrap(), view)
 }
@@ -333,11 +263,16 @@ fn content(view: &RegionMut) -> Vec<u8> {
     bytes
 }
 
+/// A table of 4000 rows, and a store with memory for few of them.
+fn background_store(seed: u64) -> (Model, BackgroundStore, fastrand::Rng) {
+    let model = Model::new(3000, &[4000], seed);
+    let store = BackgroundStore::new(model.open(&engine(), 1 << 20).unwrap());
+    (model, store, fastrand::Rng::with_seed(seed))
+}
+
 #[test]
 fn gathers_in_the_background() {
-    let model = Model::new(3000, &[4000], 13);
-    let store = BackgroundStore::new(model.open(&engine(), 1 << 20).unwrap());
-    let mut random = fastrand::Rng::with_seed(13);
+    let (model, store, mut random) = background_store(13);
     for turn in 0..30 {
         let wanted: Vec<Vec<u64>> =
             (0..5).map(|_| (0..random.usize(0..400)).map(|_| random.u64(0..model.rows())).collect()).collect();
@@ -357,9 +292,7 @@ fn gathers_in_the_background() {
 /// Gathers that no thread runs yet hold buffers. They take those that others return, and must not take all.
 #[test]
 fn more_gathers_than_buffers() {
-    let model = Model::new(3000, &[4000], 17);
-    let store = BackgroundStore::new(model.open(&engine(), 1 << 20).unwrap());
-    let mut random = fastrand::Rng::with_seed(17);
+    let (model, store, mut random) = background_store(17);
     for round in 0..10 {
         let mut rows_of = |rows| (0..150).map(|_| random.u64(0..rows)).collect();
         let wanted: Vec<Vec<u64>> = (0..20).map(|gather| rows_of(if gather % 2 == 0 { 900 } else { 4000 })).collect();

@@ -2,22 +2,24 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod common;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use deepnvme_codec::{Float, Float8};
 use deepnvme_file::{Target, VersionedFile};
-use deepnvme_io::backend::BackendKind;
-use deepnvme_io::mem::Buffer;
-use deepnvme_io::{BackendFactory, Config, Engine};
+use deepnvme_io::Engine;
 use deepnvme_rows::{
     BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, RowRange, RowScales, RowStore, ScaleType,
     Table, pack,
 };
-use deepnvme_testkit::faults::{FaultPlan, Faults};
-use serde_json::json;
+use deepnvme_testkit::faults::FaultPlan;
+use serde_json::{Value, json};
 use tempfile::TempDir;
+
+use crate::common::{engine, faulty_engine, folder, gather, gather_as, rows_of};
 
 struct World {
     folder: TempDir,
@@ -32,7 +34,7 @@ struct World {
 const SCALES: usize = 4;
 
 fn world(row_bytes: usize, counts: &[u64]) -> World {
-    let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = folder();
     let mut random = fastrand::Rng::with_seed(row_bytes as u64);
     let path = folder.path().join("source");
     let rows = counts.iter().sum::<u64>() as usize;
@@ -48,7 +50,7 @@ fn world(row_bytes: usize, counts: &[u64]) -> World {
     }
     let scales = Table::new(vec![RowRange { file: 0, offset, rows: rows as u64 }], SCALES).unwrap();
     World {
-        engine: Arc::new(Engine::new(Config { workers: 1, ..Config::default() }).unwrap()),
+        engine: engine(),
         files: vec![VersionedFile::open(path).unwrap()],
         rows: Table::new(ranges, row_bytes).unwrap(),
         scales,
@@ -74,6 +76,12 @@ impl World {
         pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)
     }
 
+    /// Packs the rows without their scales. Returns the layout, the bytes of the file, and the offset of its first block.
+    fn packed_file(&self) -> (BlockLayout, Vec<u8>, usize) {
+        let layout = self.pack(false).unwrap();
+        (layout, fs::read(self.target()).unwrap(), data_offset(&self.target()) as usize)
+    }
+
     fn open(&self, layout: BlockLayout, scales: Option<RowScales>) -> RowStore {
         let offset = data_offset(&self.target());
         let range = RowRange { file: 0, offset, rows: self.rows.rows() };
@@ -88,10 +96,11 @@ fn data_offset(path: &Path) -> u64 {
     8 + u64::from_le_bytes(head)
 }
 
-fn gather(store: &RowStore, rows: &[u64], bytes: usize, conversion: Option<Conversion>) -> Result<Vec<u8>, Error> {
-    let target = Buffer::zeroed(bytes).unwrap().into_region();
-    store.gather(rows, &target, conversion, &|| false)?;
-    Ok(target.into_buffer().unwrap().as_slice().to_vec())
+/// Returns the header of a packed file, and the description of the rows in it.
+fn header_of(path: &Path) -> (Value, Value) {
+    let header: Value = serde_json::from_slice(&fs::read(path).unwrap()[8..data_offset(path) as usize]).unwrap();
+    let description = serde_json::from_str(header["__metadata__"]["deepnvme.rows"].as_str().unwrap()).unwrap();
+    (header, description)
 }
 
 #[test]
@@ -103,9 +112,7 @@ fn packed_rows_are_those_of_the_source() {
         let store = world.open(layout, None);
         let all: Vec<u64> = (0..world.rows.rows()).rev().collect();
         for rows in all.chunks(300) {
-            let expected: Vec<u8> =
-                rows.iter().flat_map(|row| &world.bytes[*row as usize * row_bytes..][..row_bytes]).copied().collect();
-            assert!(gather(&store, rows, expected.len(), None).unwrap() == expected, "{row_bytes}");
+            assert!(gather(&store, rows).unwrap() == rows_of(&world.bytes, row_bytes, rows), "{row_bytes}");
         }
     }
 }
@@ -118,7 +125,7 @@ fn scales_lie_behind_their_rows() {
     let store = world.open(layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
     let conversion = Conversion { from: Element::Int8, to: Float::F32, scale: None };
     let rows = [499, 0, 250, 250];
-    let made = gather(&store, &rows, rows.len() * 256, Some(conversion)).unwrap();
+    let made = gather_as(&store, &rows, Some(conversion), rows.len() * 256).unwrap();
     let mut expected = Vec::new();
     for row in rows {
         for column in 0..64 {
@@ -128,21 +135,17 @@ fn scales_lie_behind_their_rows() {
         }
     }
     assert!(made == expected);
-    assert!(gather(&store, &rows, rows.len() * 68, None).is_err(), "rows with scales are converted");
+    assert!(gather(&store, &rows).is_err(), "rows with scales are converted");
 }
 
 #[test]
 fn the_file_is_safetensors() {
     let world = world(160, &[1000]);
-    let layout = world.pack(false).unwrap();
-    let file = fs::read(world.target()).unwrap();
-    let start = data_offset(&world.target()) as usize;
+    let (layout, file, start) = world.packed_file();
     assert_eq!(start % layout.block_bytes, 0);
-    let header: serde_json::Value = serde_json::from_slice(&file[8..start]).unwrap();
+    let (header, description) = header_of(&world.target());
     assert_eq!(header["rows"]["shape"], json!([40, 4096]));
     assert_eq!(header["rows"]["data_offsets"], json!([0, file.len() - start]));
-    let description: serde_json::Value =
-        serde_json::from_str(header["__metadata__"]["deepnvme.rows"].as_str().unwrap()).unwrap();
     let expected = json!({
         "version": 1, "rows": 1000, "row_bytes": 160, "rows_per_block": 25, "block_bytes": 4096,
         "row": { "dtype": "uint8" },
@@ -153,9 +156,7 @@ fn the_file_is_safetensors() {
 #[test]
 fn every_flipped_byte_of_a_block_is_noticed() {
     let world = world(160, &[60]);
-    let layout = world.pack(false).unwrap();
-    let sound = fs::read(world.target()).unwrap();
-    let start = data_offset(&world.target()) as usize;
+    let (layout, sound, start) = world.packed_file();
     let mut random = fastrand::Rng::with_seed(1);
     for at in (start..sound.len()).step_by(7) {
         let mut damaged = sound.clone();
@@ -165,7 +166,7 @@ fn every_flipped_byte_of_a_block_is_noticed() {
         let block = (at - start) / layout.block_bytes;
         for number in 0..3 {
             let row = (number * 25) as u64;
-            match gather(&store, &[row], 160, None) {
+            match gather(&store, &[row]) {
                 // A neighbouring block may come with the same read.
                 Ok(bytes) => assert!(number != block && bytes == world.bytes[row as usize * 160..][..160]),
                 Err(Error::Checksum { offset, rows, .. }) => {
@@ -200,14 +201,12 @@ fn a_whole_table_is_verified() {
 #[test]
 fn swapped_blocks_are_noticed() {
     let world = world(160, &[60]);
-    let layout = world.pack(false).unwrap();
-    let mut bytes = fs::read(world.target()).unwrap();
-    let start = data_offset(&world.target()) as usize;
+    let (layout, mut bytes, start) = world.packed_file();
     let (first, second) = bytes[start..].split_at_mut(4096);
     first.swap_with_slice(&mut second[..4096]);
     fs::write(world.target(), bytes).unwrap();
     let store = world.open(layout, None);
-    assert!(matches!(gather(&store, &[0], 160, None), Err(Error::Checksum { .. })));
+    assert!(matches!(gather(&store, &[0]), Err(Error::Checksum { .. })));
 }
 
 #[test]
@@ -218,11 +217,8 @@ fn an_unfinished_file_never_has_its_name() {
     let stopped = pack(&world.engine, source, &Target::from(&world.target()), &mut |rows| rows < 2000);
     assert!(matches!(stopped, Err(Error::Interrupted)));
     for seed in 0..20 {
-        let faults = Faults::new(FaultPlan { seed, eio: 100, enospc: 100, ..FaultPlan::default() });
-        let factory: BackendFactory =
-            Arc::new(move |setup| Ok(Box::new(faults.wrap(deepnvme_io::backend::open(BackendKind::Threads, setup)?))));
-        let engine = Engine::with_backends(Config { workers: 1, ..Config::default() }, factory).unwrap();
-        if pack(&Arc::new(engine), source, &Target::from(&world.target()), &mut |_| true).is_ok() {
+        let engine = faulty_engine(FaultPlan { seed, eio: 100, enospc: 100, ..FaultPlan::default() });
+        if pack(&engine, source, &Target::from(&world.target()), &mut |_| true).is_ok() {
             fs::write(world.target(), b"before").unwrap();
         }
     }
@@ -251,10 +247,7 @@ fn a_source_that_changes_meanwhile_is_refused() {
 /// Returns the packed table with its hot rows, as its header describes them.
 fn open_hot(world: &World, layout: BlockLayout, scales: Option<RowScales>) -> Result<RowStore, Error> {
     let start = data_offset(&world.target());
-    let header: serde_json::Value =
-        serde_json::from_slice(&fs::read(world.target()).unwrap()[8..start as usize]).unwrap();
-    let description: serde_json::Value =
-        serde_json::from_str(header["__metadata__"]["deepnvme.rows"].as_str().unwrap()).unwrap();
+    let (header, description) = header_of(&world.target());
     let list = HotRowList {
         offset: start + header["hot_rows"]["data_offsets"][0].as_u64().unwrap(),
         count: description["hot"]["rows"].as_u64().unwrap(),
@@ -278,16 +271,14 @@ fn copies_of_hot_rows_are_read_together() {
         let wanted: Vec<u64> = hot.iter().map(|row| u64::from(*row)).collect();
         let all: Vec<u64> = wanted.iter().copied().chain((0..1000).rev()).collect();
         for rows in [&wanted[..], &all[..]] {
-            let expected: Vec<u8> =
-                rows.iter().flat_map(|row| &world.bytes[*row as usize * row_bytes..][..row_bytes]).copied().collect();
-            assert!(gather(&store, rows, expected.len(), None).unwrap() == expected, "{row_bytes}");
+            assert!(gather(&store, rows).unwrap() == rows_of(&world.bytes, row_bytes, rows), "{row_bytes}");
             if rows.len() == wanted.len() {
                 // The first copy may lie in a block with the last rows.
                 let blocks = layout.blocks(60) + 1;
                 assert!(store.stats().bytes_read <= blocks * layout.block_bytes as u64, "{row_bytes}");
             }
         }
-        assert!(matches!(gather(&store, &[1000], row_bytes, None), Err(Error::NoSuchRow { .. })), "a place is no row");
+        assert!(matches!(gather(&store, &[1000]), Err(Error::NoSuchRow { .. })), "a place is no row");
         assert!(matches!(store.prefetch(&[1059], None, &|| false), Err(Error::NoSuchRow { .. })));
         store.pin(&wanted[..3], &|| false).unwrap();
         assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), layout.blocks(1060));
@@ -301,10 +292,10 @@ fn copies_of_hot_rows_have_their_scales() {
     let store = open_hot(&world, layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64))).unwrap();
     let conversion = Conversion { from: Element::Int8, to: Float::F32, scale: None };
     let rows = [7, 499, 8];
-    let made = gather(&store, &rows, rows.len() * 256, Some(conversion)).unwrap();
+    let made = gather_as(&store, &rows, Some(conversion), rows.len() * 256).unwrap();
     assert!(world.pack(true).is_ok());
     let plain = world.open(layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
-    assert!(made == gather(&plain, &rows, rows.len() * 256, Some(conversion)).unwrap());
+    assert!(made == gather_as(&plain, &rows, Some(conversion), rows.len() * 256).unwrap());
 }
 
 #[test]

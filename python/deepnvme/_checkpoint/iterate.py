@@ -9,14 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.source_files import (
-    SourceFile,
-    TensorEntry,
-    find_files,
-    retry_if_replaced,
-    storage_entries,
-    tensor_entries,
-)
+from deepnvme._checkpoint.source_files import SourceFile, TensorEntry, for_files, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet, _CheckpointReader
 from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.tensors import copy_exactly, require_torch
@@ -92,7 +85,7 @@ def iterate_weights(
     if isinstance(source, StripeSet):
         source = source.manifest_path
     if isinstance(source, str | bytes | os.PathLike):
-        files = retry_if_replaced(source, lambda: find_files(source, verify), request.open_all)
+        files = for_files(source, verify, request.open_all)
     else:
         files = request.open_all([SourceFile(path) for path in source])
     return request.tensors(files)

@@ -6,16 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.source_files import (
-    SourceFile,
-    TensorEntry,
-    current_stripe_set,
-    find_files,
-    retry_if_replaced,
-    storage_entries,
-    tensor_entries,
-)
-from deepnvme._deepnvme import StripeSet, _CheckpointReader
+from deepnvme._checkpoint.source_files import SourceFile, TensorEntry, for_files, storage_entries, tensor_entries
+from deepnvme._deepnvme import _CheckpointReader
 from deepnvme._utils.gc_pause import GcPause
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import first_of, warn_caller
@@ -28,10 +20,10 @@ if TYPE_CHECKING:
     import torch
 
     from deepnvme._checkpoint.load_memory import LoadBuffers
+    from deepnvme._checkpoint.source_files import SourcePath
     from deepnvme._deepnvme import Engine
 
     _Result = TypeVar("_Result")
-    _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
     _Report: TypeAlias = Callable[[int, int], object] | None
     _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
     _HeaderUse: TypeAlias = Literal["trust", "read", "read_unless_verified"]
@@ -41,7 +33,7 @@ if TYPE_CHECKING:
 class LoadRequest:
     """A load, with its checked arguments."""
 
-    path: _Path
+    path: SourcePath
     device: torch.device
     only: list[str] | None = None
     verify: str
@@ -58,12 +50,7 @@ class LoadRequest:
 
     def for_files(self, work: Callable[[list[SourceFile]], _Result]) -> _Result:
         """Run ``work`` on the files of the path. If they are replaced meanwhile, run it again on the new ones."""
-        return retry_if_replaced(self.name, self._files, work)
-
-    def _files(self) -> list[SourceFile]:
-        if isinstance(self.path, StripeSet):
-            return [SourceFile(current_stripe_set(self.path))]
-        return find_files(self.path, self.verify)
+        return for_files(self.path, self.verify, work)
 
     def open(self, file: SourceFile, *, headers: _HeaderUse = "trust") -> _CheckpointReader:
         """Open one of the files.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deepnvme._deepnvme import StripeSet, _find_set
@@ -10,13 +11,12 @@ from deepnvme.errors import ChecksumError, CorruptFileError, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from os import PathLike
-    from typing import TypeVar
+    from typing import TypeAlias, TypeVar
 
     from deepnvme._deepnvme import _CheckpointReader
 
-    _Files = TypeVar("_Files")
     _Result = TypeVar("_Result")
+    SourcePath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
 # Times that a set of files may be replaced during one load.
 _REPLACEMENTS_MAX = 100
@@ -32,12 +32,14 @@ class SourceFile(NamedTuple):
     """The file that the index means: its size, and the checksum of its own index."""
 
 
-def find_files(path: str | bytes | PathLike[str] | PathLike[bytes], verify: str) -> list[SourceFile]:
+def find_files(path: SourcePath, verify: str) -> list[SourceFile]:
     """Return the files that a path refers to. An index is compared with its checksum unless ``verify`` is ``"off"``."""
+    if isinstance(path, StripeSet):
+        return [SourceFile(_current_stripe_set(path))]
     return [SourceFile(*found) for found in _find_set(path, verify != "off")]
 
 
-def current_stripe_set(given: StripeSet) -> StripeSet:
+def _current_stripe_set(given: StripeSet) -> StripeSet:
     """Return the files of a stripe set now: a save to the set gives its parts new names, which the manifest lists."""
     try:
         return StripeSet.from_manifest(given.manifest_path)
@@ -86,20 +88,21 @@ def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:
     return [*map(StorageEntry._make, reader.storages())]
 
 
-def retry_if_replaced(name: object, find: Callable[[], _Files], work: Callable[[_Files], _Result]) -> _Result:
-    """Run ``work`` on the files that an index lists. If the index is replaced meanwhile, run it on the new files.
+def for_files(path: SourcePath, verify: str, work: Callable[[list[SourceFile]], _Result]) -> _Result:
+    """Run ``work`` on the files that a path refers to. If they are replaced meanwhile, run it on the new ones.
 
     A save of several files removes the old ones once the new index is there. A reader of the old index then misses a
-    file, or finds another under its name.
+    file, or finds another under its name. ``verify`` is that of :func:`find_files`.
     """
-    files = find()
+    files = find_files(path, verify)
     for _ in range(_REPLACEMENTS_MAX):
         try:
             return work(files)
         except (FileNotFoundError, CorruptFileError, ChecksumError):  # noqa: PERF203 (rarely more than once)
-            now = find()
+            now = find_files(path, verify)
             if now == files:
                 raise
             files = now
+    name = os.fsdecode(path) if isinstance(path, bytes) else path
     msg = f"{name}: its files were replaced again and again during the load; load it again"
     raise Error(msg)

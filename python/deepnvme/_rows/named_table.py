@@ -89,29 +89,12 @@ class NamedTable(NamedTuple):
     def open(self, memory: int) -> RowStore:
         """Open the table with memory of this many bytes."""
         with usage_errors():
-            return RowStore(
-                self.source,
-                self.tensor,
-                memory=memory,
-                scales=self.scales,
-                shape=self.shape,
-                dtype=self.dtype,
-                offset=self.offset,
-            )
+            return RowStore(self.source, self.tensor, memory=memory, **self._options())
 
     def create(self, target: str, memory: int) -> RowStore:
         """Pack the table into a new file, and open that."""
         with usage_errors():
-            return RowStore.create(
-                target,
-                self.source,
-                self.tensor,
-                memory=memory,
-                scales=self.scales,
-                shape=self.shape,
-                dtype=self.dtype,
-                offset=self.offset,
-            )
+            return RowStore.create(target, self.source, self.tensor, memory=memory, **self._options())
 
     def located(self) -> Located:
         """Return where the rows of a table that is not packed are."""
@@ -133,6 +116,9 @@ class NamedTable(NamedTuple):
         files = find_files(self.source, "auto")
         chosen = [file.path for file in files if file.names is None or not named.isdisjoint(file.names)]
         return [part for path in chosen for part in _parts(path)]
+
+    def _options(self) -> dict[str, Any]:
+        return {"scales": self.scales, "shape": self.shape, "dtype": self.dtype, "offset": self.offset}
 
 
 @contextmanager

@@ -14,9 +14,7 @@ from deepnvme._checkpoint.source_files import (
     SourceFile,
     StorageEntry,
     TensorEntry,
-    current_stripe_set,
-    find_files,
-    retry_if_replaced,
+    for_files,
     storage_entries,
     tensor_entries,
 )
@@ -81,14 +79,11 @@ class ModelFiles:
         self.tensors: dict[str, Origin] = {}
         self._versions: dict[str, _FileVersion | None] = {}
         self._verify = verify
-        if isinstance(path, StripeSet):
-            self._open([SourceFile(path)], engine)
-            return
-        found = _find_packed_or_striped(path)
+        found = None if isinstance(path, StripeSet) else _find_packed_or_striped(path)
         if found is not None:
             self._open([SourceFile(found)], engine)
             return
-        retry_if_replaced(path, lambda: find_files(path, verify), lambda found: self._open(found, engine))
+        for_files(path, verify, lambda files: self._open(files, engine))
 
     def check_unchanged(self) -> None:
         """Check that the files are the ones whose headers were read.
@@ -123,9 +118,7 @@ class ModelFiles:
         fingerprint: tuple[int, int] | None,
         engine: Engine | None,
     ) -> None:
-        if isinstance(file, StripeSet):
-            file = current_stripe_set(file)
-        elif file.endswith(_MANIFEST_SUFFIX) and Path(file).is_file():
+        if isinstance(file, str) and file.endswith(_MANIFEST_SUFFIX) and Path(file).is_file():
             file = StripeSet.from_manifest(file)
         # Taken before the file is opened, so that a later check notices any change since.
         paths = [file] if isinstance(file, str) else [file.manifest_path, *file.paths]

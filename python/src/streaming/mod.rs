@@ -20,6 +20,7 @@ use self::stored_tensor::{RangeArgument, stored_range};
 use crate::engine::PyEngine;
 use crate::error::{InvalidArgumentError, plain};
 use crate::path::PathArgument;
+use crate::stats::counter_dict;
 use crate::threads::SIGNAL_CHECK_INTERVAL;
 use crate::{default, memory, tensor_memory};
 
@@ -288,12 +289,7 @@ fn open(
 }
 
 fn counters<'py>(py: Python<'py>, stats: &StreamStats) -> PyResult<Bound<'py, PyDict>> {
-    let counters = PyDict::new(py);
-    counters.set_item("bytes_read", stats.bytes_read)?;
-    counters.set_item("fetches", stats.fetches)?;
-    counters.set_item("fetches_ahead", stats.fetches_ahead)?;
-    counters.set_item("hits", stats.hits)?;
-    counters.set_item("waits", stats.waits)?;
+    let counters = counter_dict!(py, stats, bytes_read, fetches, fetches_ahead, hits, waits)?;
     counters.set_item("stalled_s", stats.stalled.as_secs_f64())?;
     counters.set_item("disk_busy_s", stats.disk_busy.as_secs_f64())?;
     counters.set_item("converting_s", stats.converting.as_secs_f64())?;

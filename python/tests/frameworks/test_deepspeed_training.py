@@ -24,6 +24,7 @@ if "DEEPNVME_TEST_FRAMEWORKS" not in os.environ:
     pytest.skip("real training runs take minutes: make test-frameworks", allow_module_level=True)
 
 PROGRAM = Path(__file__).with_name("zero_program.py")
+SHARED_MODULES = Path(__file__).parents[1] / "shared"
 # Built by `make test-frameworks`. Tests never compile.
 OPS = Path(os.environ.get("TORCH_EXTENSIONS_DIR", Path(sys.prefix) / "torch_extensions"))
 SECONDS_MAX = 3600
@@ -63,6 +64,7 @@ def train(
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         "WORLD_SIZE": str(processes),
+        "PYTHONPATH": os.pathsep.join([str(SHARED_MODULES), os.environ.get("PYTHONPATH", "")]),
     }
     logs = [folder / f"log{rank}" for rank in range(processes)]
     running = []

@@ -1,6 +1,6 @@
 """Train a real language model with a real DeepSpeed. The tests of this folder run this program:
 
-    python zero_program.py '{"op": "ours", "answers": "/tmp/answers", "text": "/tmp/text", "jobs": [...]}'
+    PYTHONPATH=../shared python zero_program.py '{"op": "ours", "answers": "answers", "text": "text", "jobs": [...]}'
 
 Each job is one `deepspeed.initialize` and some steps. The answer is one line of JSON for each job, in the file that
 `answers` names, followed by the rank of the process.
@@ -16,6 +16,7 @@ import json
 import re
 import sys
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,56 +25,17 @@ import torch
 import deepnvme.deepspeed
 from deepnvme._utils.patches import Patches
 from deepnvme.deepspeed import _workarounds
+from small_transformer import Transformer
 
 # Some parameters of each model are large enough for DeepSpeed to swap (1 MiB), even halved for two ranks. Others are
 # not.
 VOCABULARY = 2816
 CONTEXT = 32
 WIDTH = 384
+HEADS = 8
 LAYERS = 2
 BATCH = 2
 SEED = 11
-
-
-class Block(torch.nn.Module):
-    """Attention and a perceptron, each with its norm, as in GPT-2."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm_1, self.norm_2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
-        self.qkv = torch.nn.Linear(width, 3 * width)
-        self.joined = torch.nn.Linear(width, width)
-        self.wide = torch.nn.Linear(width, 4 * width)
-        self.narrow = torch.nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Apply attention, then the perceptron."""
-        batch, length, width = x.shape
-        q, k, v = self.qkv(self.norm_1(x)).view(batch, length, 3, 8, width // 8).permute(2, 0, 3, 1, 4)
-        seen = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.joined(seen.transpose(1, 2).reshape(batch, length, width))
-        y: torch.Tensor = x + self.narrow(torch.nn.functional.gelu(self.wide(self.norm_2(x))))
-        return y
-
-
-class Model(torch.nn.Module):
-    """Predicts the next word of a text."""
-
-    def __init__(self, width: int = WIDTH, layers: int = LAYERS) -> None:
-        super().__init__()
-        self.words = torch.nn.Embedding(VOCABULARY, width)
-        self.places = torch.nn.Embedding(CONTEXT, width)
-        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(layers))
-        self.norm = torch.nn.LayerNorm(width)
-        self.head = torch.nn.Linear(width, VOCABULARY, bias=False)
-
-    def forward(self, text: torch.Tensor) -> torch.Tensor:
-        """Return the logits."""
-        x = self.words(text) + self.places(torch.arange(text.shape[1]))
-        for block in self.blocks:
-            x = block(x)
-        y: torch.Tensor = self.head(self.norm(x))
-        return y
 
 
 def tokens() -> torch.Tensor:
@@ -96,11 +58,9 @@ def initialise(job: dict[str, Any]) -> Any:
     """Return the engine."""
     deepspeed = importlib.import_module("deepspeed")
     torch.manual_seed(SEED)
-    if job.get("born_sharded"):
-        with deepspeed.zero.Init(config_dict_or_path=job["config"]):
-            model = Model(job.get("width", WIDTH))
-    else:
-        model = Model(job.get("width", WIDTH))
+    is_sharded = job.get("born_sharded")
+    with deepspeed.zero.Init(config_dict_or_path=job["config"]) if is_sharded else nullcontext():
+        model = Transformer(VOCABULARY, CONTEXT, job.get("width", WIDTH), HEADS, LAYERS)
     parameters = None if job.get("inference") else list(model.parameters())
     engine, *_ = deepspeed.initialize(model=model, config=job["config"], model_parameters=parameters)
     return engine

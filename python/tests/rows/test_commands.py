@@ -54,20 +54,6 @@ def command(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
-    torch.manual_seed(3)
-    state = {
-        "table": torch.randn(2000, 40),
-        "codes": torch.randint(-100, 100, (2000, 64)).char(),
-        "scales": torch.rand(2000, 4).bfloat16(),
-        "bias": torch.ones(7),
-        "cube": torch.ones(2, 3, 4, dtype=torch.float64),
-    }
-    deepnvme.save(state, tmp_path / "source.safetensors")
-    return tmp_path / "source.safetensors"
-
-
-@pytest.fixture
 def raw(tmp_path: Path) -> tuple[object, ...]:
     deepnvme.write(torch.arange(100 + 3000 * 50, dtype=torch.int32), tmp_path / "raw.bin")
     return tmp_path / "raw.bin", "--shape", "3000,50", "--dtype", "int32", "--offset", 400

@@ -17,18 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    torch.manual_seed(3)
-    state = {
-        "table": torch.randn(2000, 40),
-        "codes": torch.randint(-100, 100, (2000, 64)).char(),
-        "scales": torch.rand(2000, 4).bfloat16(),
-    }
-    deepnvme.save(state, tmp_path / "source.safetensors")
-    return tmp_path / "source.safetensors"
-
-
 def test_rows_are_those_of_the_source(source: Path, tmp_path: Path) -> None:
     state = deepnvme.load(source)
     ids = torch.randint(0, 2000, (3, 100))

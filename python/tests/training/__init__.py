@@ -6,4 +6,5 @@ makes system calls fail. Programs import these three by themselves, and begin wi
 
 from pathlib import Path
 
-IMPORTS = f"import sys\nsys.path.append({str(Path(__file__).parent)!r})\n"
+_FOLDERS = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "shared")]
+IMPORTS = f"import sys\nsys.path.extend({_FOLDERS!r})\n"

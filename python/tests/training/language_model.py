@@ -11,54 +11,22 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from small_transformer import Transformer
+
 VOCABULARY, WIDTH, HEADS, DEPTH, CONTEXT = 128, 64, 4, 2, 16
 BATCH, MICRO_BATCHES = 8, 2
 WARMUP, PEAK_RATE = 20, 4e-3
 
 
-class Block(nn.Module):
-    """Attention and two layers, each after a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before_attention = nn.LayerNorm(WIDTH)
-        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.before_layers = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = hidden.shape
-        heads = self.mix(self.before_attention(hidden)).view(batch, length, 3, HEADS, WIDTH // HEADS)
-        query, key, value = heads.permute(2, 0, 3, 1, 4)
-        found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        hidden = hidden + self.out(found.transpose(1, 2).reshape(batch, length, WIDTH))
-        answer: torch.Tensor = hidden + self.down(functional.gelu(self.up(self.before_layers(hidden))))
-        return answer
-
-
-class Model(nn.Module):
+class Model(Transformer):
     """The head is tied to the embedding."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(20)
-        self.embed = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Embedding(CONTEXT, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(DEPTH))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        super().__init__(VOCABULARY, CONTEXT, WIDTH, HEADS, DEPTH)
         self.head.weight = self.embed.weight
         for weight in (self.embed.weight, self.places.weight):
             nn.init.normal_(weight, std=0.02)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        hidden = self.embed(tokens) + self.places(torch.arange(tokens.shape[1]))
-        for block in self.blocks:
-            hidden = block(hidden)
-        answer: torch.Tensor = self.head(self.norm(hidden))
-        return answer
 
 
 @functools.cache

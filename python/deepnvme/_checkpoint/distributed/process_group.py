@@ -265,9 +265,6 @@ class RankGroup:
             raise
         # torch has no exception class for a closed connection, and its message is about sockets.
         except (RuntimeError, ValueError) as error:
-            if is_of_handler(error):
-                self.leave(f"{type(error).__name__}: {error}", error)
-                raise
             self.raise_lost(error)
         except BaseException as error:
             # Ctrl-C, or no room for a thread. The others wait for an answer that does not come.
@@ -275,7 +272,13 @@ class RankGroup:
             raise
 
     def raise_lost(self, error: Exception) -> NoReturn:
-        """Report that the other ranks no longer answer."""
+        """Leave the group, and report that the other ranks no longer answer.
+
+        An error that a signal handler has raised is raised unchanged.
+        """
+        if is_of_handler(error):
+            self.leave(f"{type(error).__name__}: {error}", error)
+            raise error
         why = f"another process ended, or did not answer within {TIMEOUT}: {error}"
         self.leave(why, error)
         raise PeerError(why) from error

@@ -231,9 +231,6 @@ def _with_all(group: RankGroup, work: Callable[[], object]) -> None:
     except RuntimeError as error:
         if group.is_single:
             raise
-        if is_of_handler(error):
-            group.leave(f"{type(error).__name__}: {error}", error)
-            raise
         group.raise_lost(error)
     except BaseException as error:
         # The others are in torch's collectives, or on their way. An exchange of ours would mix with those.
