@@ -175,8 +175,8 @@ def pack(
         dry_run: only estimate the gain.
 
     Returns:
-        A dict with ``estimate`` (``bytes``, ``packed_bytes``, ``disk_gb_s``, ``decode_gb_s`` and more), ``packed``
-        (``file``, ``bytes``, ``left_out``; ``None`` after a dry run) and ``seconds``; ``print`` shows them.
+        A dict with ``estimate`` (``bytes``, ``packed_bytes``, ``disk_gb_per_s``, ``decode_gb_per_s`` and more),
+        ``packed`` (``file``, ``bytes``, ``left_out``; ``None`` after a dry run) and ``seconds``; ``print`` shows them.
 
     Raises:
         TypeError: an argument has the wrong type.

@@ -127,13 +127,13 @@ class Engine:
         window: refill policy of the queue: ``"sliding"`` (default) refills as soon as an op completes, ``"drain"``
             once all have, as DeepSpeed does with ``overlap_events=False``.
         direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, except for reads
-            of bytes that are in it; ``"required"`` raises if it cannot, ``"disabled"`` never does. ``stats()`` reports
-            the result.
+            of bytes that are in it; ``"required"`` raises if it cannot; ``"disabled"`` always uses the page cache.
+            ``stats()`` reports the result.
         gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
             works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
             reports the result (``bytes_gds``, ``gds_reason``).
-        pool_bytes: upper bound of the engine's bounce buffers, at least one per worker; bytes, or text such as
-            ``"64MiB"``. Default: 8 MiB per worker, at most 256 MiB, and 1 MiB for small calls.
+        pool_bytes: upper bound of the memory for bounce buffers: bytes, or text such as ``"64MiB"``. Each worker needs
+            at least one buffer. Default: 8 MiB per worker, at most 256 MiB, and 1.125 MiB for small calls.
         lock_pool: pin this memory if ``RLIMIT_MEMLOCK`` allows. Default True.
         register_pool: register this memory with io_uring. Default True.
 

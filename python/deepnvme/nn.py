@@ -82,7 +82,28 @@ class DiskEmbedding(torch.nn.Module):
         )
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return the rows for ``ids``, a tensor of any shape."""
+        """Return the rows for ``ids``.
+
+        Args:
+            ids: row numbers, in a tensor of any shape.
+
+        Returns:
+            A tensor of the shape ``(*ids.shape, embedding_dim)``, on the device of ``ids``.
+
+        Raises:
+            IndexError: an id is negative, or too large; the message names it and its position.
+            TypeError: ids are not integers.
+            ChangedFileError: the file was replaced, or written to, since the table was opened.
+            ClosedError: the table is closed, or was opened in the parent of this forked process.
+            ChecksumError: a block of a packed table is damaged.
+            OSError: a read failed.
+
+        Example:
+            >>> size = deepnvme.save({"weight": torch.ones(10, 4)}, "embedding.safetensors")
+            >>> table = deepnvme.RowStore("embedding.safetensors", "weight", memory="1MB")
+            >>> deepnvme.nn.DiskEmbedding(table)(torch.tensor([3]))
+            tensor([[1., 1., 1., 1.]])
+        """
         return self._finish(ids, self.start(ids))
 
     def start(self, ids: torch.Tensor) -> Gather:

@@ -27,16 +27,6 @@ SECTION = re.compile(r"^(Args|Returns|Yields|Raises|Example|Examples):\s*$", re.
 ARGUMENT = re.compile(r"^    \*{0,2}(\w+): ", re.MULTILINE)
 # Errors that point to a fault of the package, not of its caller.
 INTERNAL = {"AssertionError", "NotImplementedError", "UnsupportedOperation"}
-# Methods that other modules of the package call.
-HOOKS = {
-    "begin_loading",
-    "begin_split_step",
-    "check_complete",
-    "check_open",
-    "check_settings",
-    "detach_on_close",
-}
-HOOKS |= {"end_loading", "end_split_step", "kinds", "has_state"}
 # Examples that need DeepSpeed, a GPU, a model server or minutes: other tests run these.
 NOT_RUN = ("gds_handle", "install", "DeepnvmeCheckpointEngine", "DeepnvmeCheckpointIO")
 
@@ -84,7 +74,7 @@ def documented() -> Iterator[Documented]:
 def members(full: str, kind: type) -> Iterator[Documented]:
     ours = [each for each in kind.__mro__ if each.__module__.partition(".")[0] == "deepnvme"]
     names = {name for each in ours for name in vars(each) if not name.startswith("_")}
-    for name in sorted(names - HOOKS):
+    for name in sorted(names):
         value = inspect.getattr_static(kind, name)
         if isinstance(value, staticmethod | classmethod):
             value = value.__func__

@@ -18,7 +18,7 @@ pub enum Error {
     #[error("{0}")]
     Invalid(String),
     /// A number is no row of the table.
-    #[error("id {id} at position {position} is no row: the table has {rows} rows, from 0 on")]
+    #[error("id {id} at position {position} is out of range: {}", ids_text(*rows))]
     NoSuchRow {
         /// The number.
         id: i128,
@@ -68,6 +68,13 @@ pub enum Error {
     /// The table was closed.
     #[error("the table is closed; open it again")]
     Closed,
+}
+
+fn ids_text(rows: u64) -> String {
+    match rows.checked_sub(1) {
+        Some(last) => format!("ids of this table are 0 to {last}"),
+        None => "this table has no rows".into(),
+    }
 }
 
 fn rows_text(rows: &Range<u64>) -> String {

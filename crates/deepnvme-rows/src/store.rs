@@ -229,8 +229,12 @@ impl RowStore {
             let room = (self.cached_rows_max() / 2).saturating_sub(self.cache.pinned());
             let unpinned = rest.iter().filter(|row| !self.cache.is_pinned(**row)).count() as u64;
             if unpinned > room {
-                let detail =
-                    format!("{unpinned} more rows cannot be pinned: memory has room for {room}; use more memory");
+                let remedy = if self.cached_rows_max() < self.table.rows() {
+                    "use more memory"
+                } else {
+                    "at most half of the table can be pinned"
+                };
+                let detail = format!("{unpinned} more rows cannot be pinned: memory has room for {room}; {remedy}");
                 return Err(Error::Invalid(detail));
             }
             rest.retain(|row| !self.cache.pin(*row));

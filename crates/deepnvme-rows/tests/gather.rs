@@ -169,6 +169,9 @@ fn pinned_rows_stay() {
     assert_eq!(store.stats().hits - before.hits, pinned.len() as u64);
     let error = store.pin(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err().to_string();
     assert!(error.contains("cannot be pinned") && error.contains("use more memory"), "{error}");
+    let error = model.open(&engine(), 16 << 20).unwrap().pin(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err();
+    assert!(error.to_string().contains("room for 10"), "{error}");
+    assert!(error.to_string().ends_with("at most half of the table can be pinned"), "{error}");
     // Rows that are not pinned still find room.
     store.prefetch(&[1, 2, 3], None, &|| false).unwrap();
     assert_eq!(store.stats().rows_not_prefetched, 0);

@@ -56,7 +56,7 @@ class Checkpointer:
     ``manifest.json`` lists the checkpoints that count. It is replaced atomically once a new file is complete and on
     disk, so a crash leaves the newest complete checkpoint. The next save removes the remains of an interrupted one.
     Other files that the manifest does not list are never touched. The newest checkpoint is the one that was saved last,
-    whatever its step: a training run that goes back to an earlier step goes on from there.
+    whatever its step. If a run saves step 20, goes back, and saves step 10, then step 10 is the newest.
 
     One Checkpointer at a time saves into a folder, from its first save until it is closed. Any number may read.
     Threads that save through one Checkpointer take turns. In a single process, a signal handler may save during a save.
@@ -77,8 +77,8 @@ class Checkpointer:
             between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
         memory: with ``async_``, bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept
-            until ``close``. Default: the size of the first state, at most a quarter of the available memory for all
-            processes of a machine.
+            until ``close``. Default: the size of the first state, at most a quarter of the machine's available memory,
+            for all its processes together.
         format: ``"pt"`` (default), which takes nested states, or ``"safetensors"``, which takes flat dicts of tensors
             only.
         engine: the engine that transfers the bytes. Default: the default engine.

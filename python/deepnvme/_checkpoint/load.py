@@ -100,7 +100,7 @@ def load(
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled. Its other values are replaced by
-            those of an archive; a value that the file lacks stays, with a warning. Entries of the file alone are
+            those of an archive; a value that the file lacks stays, with a warning. Entries that only the file has are
             ignored. A tuple cannot be changed; a value in it that differs stays, with a warning. An empty container or
             a value is refused if the file has tensors there, since they would be lost: load the state of a new
             optimizer without ``into``.
@@ -139,6 +139,8 @@ def load(
         deepnvme.errors.DeviceError: ``device`` or ``map_location`` names a GPU that torch cannot use here.
         KeyError: a name or pattern of ``only`` matches no tensor, or the file lacks a tensor that ``into`` names.
         deepnvme.errors.UnsupportedError: the format or a structure in the file is not supported; the message names it.
+        deepnvme.errors.OutOfMemoryError: the machine, or the process, has too little memory for the tensors.
+        deepnvme.errors.ClosedError: the engine was closed.
         TypeError, ValueError: an argument is of the wrong type, two of them contradict each other, or ``verify="full"``
             finds no checksums.
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = tuple[object, ...]
 
 # The same as in files: tensors below have no name there.
-_DEPTH_MAX = 500
+DEPTH_MAX = 500
 # Limit of walks into containers that were walked before. Forty lists, each of which contains the one before it twice,
 # have a million million names.
 _REVISITS_MAX = 1 << 19
@@ -194,8 +194,9 @@ class _Walk:
             if self._revisits > _REVISITS_MAX:
                 msg = f"the containers of the state refer to each other more than {_REVISITS_MAX} times"
                 raise InvalidArgumentError(f"{msg}; its tensors have no end of names")
-        if len(keys) >= _DEPTH_MAX:
-            raise InvalidArgumentError("the objects of the state are nested too deeply to be saved and loaded again")
+        if len(keys) >= DEPTH_MAX:
+            msg = "the objects of the state are nested too deeply to be saved and loaded again"
+            raise InvalidArgumentError(f"{msg}; files have at most {DEPTH_MAX} levels")
         has_tensors, loops = False, self._loops
         for key, part in contents:
             for found in self.below(part, (*keys, key), (*outer, id(value))):

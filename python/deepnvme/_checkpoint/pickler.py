@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from types import BuiltinFunctionType, FunctionType
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch._utils import _rebuild_parameter, _rebuild_tensor_v2, _rebuild_tensor_v3, get_tensor_metadata
 from torch.nn import Parameter
 
-from deepnvme._checkpoint.nested_states import each_with_keys, expression, find_keys
+from deepnvme._checkpoint.nested_states import DEPTH_MAX, each_with_keys, expression, find_keys
 from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, loadable_globals
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
@@ -210,7 +211,8 @@ def pickle_with_storages(obj: object, *, warns: bool = False) -> tuple[bytes, li
         raise InvalidArgumentError(msg) from None
     except RecursionError as error:
         msg = "the objects of the state are nested too deeply to be saved and loaded again"
-        raise InvalidArgumentError(msg) from error
+        limits = f"files have at most {DEPTH_MAX} levels, and Python's recursion limit is {sys.getrecursionlimit()}"
+        raise InvalidArgumentError(f"{msg}; {limits}") from error
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         # Of a class of one's own, it comes from the object's own code.
         if type(error) not in (pickle.PicklingError, TypeError, AttributeError) or is_of_handler(error):

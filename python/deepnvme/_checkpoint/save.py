@@ -83,9 +83,8 @@ def save(
         max_shard_bytes: the most bytes of tensors in one safetensors file, or text such as ``"5GB"``; a larger tensor
             gets a file of its own. Larger states become several files and an index, ``PATH.index.json``, as Hugging
             Face writes them. Replacing the index switches to the new state. Each save uses new file names, and removes
-            the old files that the old index recorded as deepnvme's. ``load`` of the path or of its folder returns the
-            state that was saved last.
-            Default: one file.
+            the old files that the old index recorded as deepnvme's. ``load`` of the path returns the state that was
+            saved last. ``load`` of the folder finds it only under the name ``model.safetensors``. Default: one file.
         progress: ``True`` for a bar, ``False`` for none, or a function of bytes done and bytes in total. Default: a
             bar on a terminal, after one second.
 

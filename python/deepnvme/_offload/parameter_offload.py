@@ -168,8 +168,8 @@ class ParameterOffload:
             ValueError: it has none of the model's parameters.
         """
         self._check_open()
-        if hasattr(optimizer, "check_open"):
-            optimizer.check_open()
+        if hasattr(optimizer, "_check_open"):
+            optimizer._check_open()  # noqa: SLF001
         model = self._model()
         theirs = {id(parameter) for param_group in optimizer.param_groups for parameter in param_group["params"]}
         if model is not None and theirs.isdisjoint(map(id, model.parameters())):
@@ -411,9 +411,9 @@ class ParameterOffload:
 
     def _check_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise if an optimizer is about to update parameters on disk."""
-        if hasattr(optimizer, "check_open"):
+        if hasattr(optimizer, "_check_open"):
             # `attach`, the remedy below, would not help a closed one.
-            optimizer.check_open()
+            optimizer._check_open()  # noqa: SLF001
         for param_group in optimizer.param_groups:
             for parameter in param_group["params"]:
                 group = self._group_of.get(id(parameter))

@@ -123,8 +123,8 @@ class OptimizerStepper:
         if self._in_backward:
             setattr(optimizer, _SUPPORTS_SCALING, True)
             self._watch()
-        if hasattr(optimizer, "detach_on_close"):
-            optimizer.detach_on_close(self.abandon)
+        if hasattr(optimizer, "_detach_on_close"):
+            optimizer._detach_on_close(self.abandon)  # noqa: SLF001
 
     def _replace_step(self, optimizer: torch.optim.Optimizer) -> None:
 
@@ -227,8 +227,8 @@ class OptimizerStepper:
         self._by_group, self._known = {}, set()
         self._sort_parameters(optimizer)
         # An optimizer that can resume needs to know where a step begins and ends.
-        if hasattr(optimizer, "begin_split_step"):
-            self._progress = optimizer.begin_split_step()
+        if hasattr(optimizer, "_begin_split_step"):
+            self._progress = optimizer._begin_split_step()  # noqa: SLF001
         self._is_begun = True
 
     def _sort_parameters(self, optimizer: torch.optim.Optimizer) -> None:
@@ -299,7 +299,7 @@ class OptimizerStepper:
     def _end_step(self, *, is_done: bool) -> None:
         optimizer: Any = self._optimizer()
         if optimizer is not None and self._progress is not None:
-            optimizer.end_split_step(is_done=is_done)
+            optimizer._end_split_step(is_done=is_done)  # noqa: SLF001
 
     def _update_group(self, group: ParameterGroup, *, frees: bool) -> None:
         lists = self._by_group[group]

@@ -59,7 +59,8 @@ class RowStore:
         tensor: the name of the table, required for a checkpoint file. A list of names, for a table in several tensors,
             in the order of their rows. The first dimension of each tensor is its rows.
         memory: bytes for cached rows with their index, for reads in flight, and for scales, such as ``"2GB"``. Gathers
-            into GPU tensors take 8 MiB of pinned memory in addition, or sixteen times the size of a row.
+            into GPU tensors take 8 MiB of pinned memory in addition, or sixteen times the size of a row if that is
+            more.
         scales: the name of a tensor with the scales of quantised rows, or several in order. Its shape is ``(rows,)`` or
             ``(rows, groups)``: one scale for each row, or for each equal group of a row's columns. Its dtype is a float
             type or ``float8_e8m0fnu``. All scales are kept in memory, except those of a packed table. Default: none.
@@ -148,7 +149,8 @@ class RowStore:
             path: the new file.
             source: the table, as in :class:`RowStore`.
             tensor: as in :class:`RowStore`.
-            memory: as in :class:`RowStore`. Packing itself takes 16 MiB at most, or four times the size of a row.
+            memory: as in :class:`RowStore`. Packing itself takes at most 16 MiB, or four times the size of a row if
+                that is more.
             scales: as in :class:`RowStore`.
             shape: as in :class:`RowStore`.
             dtype: as in :class:`RowStore`.

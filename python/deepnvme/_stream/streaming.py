@@ -355,8 +355,8 @@ def stream(
     Args:
         model: a folder with ``config.json`` and weights, a module, or the name of a model of the Hugging Face Hub
             (``"org/name"``) that is in the local cache already. Nothing is downloaded.
-        memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. Activations and the KV cache need memory
-            in addition.
+        memory: bytes for weights, or text such as ``"4GB"`` or ``"512MiB"``. With ``device="cuda"``, it is memory of
+            the GPU. Activations and the KV cache need memory in addition.
         device: the device to compute on. Default ``"cpu"``.
         dtype: dtype of the weights in memory, such as ``torch.bfloat16`` or ``"bf16"``; bf16, fp16 and fp32 are cast
             to each other on load. Default ``"auto"``: the dtype of the model's config, or of the files.

@@ -1,6 +1,7 @@
 """Tensors by key in bounded memory and a swap file: :class:`Swapper`.
 
 - ``swapper``: the public class. The extension moves the bytes.
+- ``arguments``: checks of keys and folders.
 - ``view``: tensor views of swapped bytes, and :class:`Borrowed`.
 - ``stats``: counters.
 """

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from deepnvme._deepnvme import StripeSet, _make_folders, _Swapper
+from deepnvme._deepnvme import StripeSet, _Swapper
+from deepnvme._swap.arguments import checked_key, list_of_keys, make_swap_folders
 from deepnvme._swap.stats import SwapStats
 from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
-from deepnvme._utils.arguments import check_engine, check_flag, parse_bytes, shown, whole
+from deepnvme._utils.arguments import check_engine, check_flag, parse_bytes, whole
 from deepnvme._utils.capture import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import public
@@ -39,9 +40,9 @@ class Swapper:
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
     A borrowed tensor is a view of a pinned slot, without a copy. The end of its block waits for torch's current stream,
-    which may still copy from or to it; synchronise other streams that do. Changes are written back in the background
-    while the next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors. When memory is
-    full, callers block until space is freed. All methods are thread-safe.
+    which may still copy from or to the tensor. Synchronise other streams that copy from or to it. Changes are written
+    back in the background while the next tensors are read. At most ``memory`` bytes are used, whatever the number of
+    tensors. When memory is full, callers block until space is freed. All methods are thread-safe.
 
     Args:
         swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. A missing folder is
@@ -49,7 +50,8 @@ class Swapper:
             swapper, even after a crash.
         memory: bytes for tensors, such as ``"4GB"``.
         checksums: checksum everything that is written, and verify it when it is read. Default False.
-        named: give the file a name (``.deepnvme-swap-...``), for programs that open it by name. Default False.
+        named: give the file a name (``.deepnvme-swap-file.deepnvme-tmp-...``), for programs that open it by name.
+            Default False.
         prefetch_bytes: limit of prefetched bytes. Default: three eighths of ``memory``, at most 1 GiB.
         headroom_bytes: bytes to keep free for coming tensors, by writing early. Default: ``prefetch_bytes``.
         stripe_bytes: with several folders, bytes per stripe. Default 1 MiB. All sizes may be text.
@@ -89,7 +91,7 @@ class Swapper:
         check_engine(engine)
         check_flag(checksums, "checksums")
         check_flag(named, "named")
-        folders = _make_swap_folders(swap_dir)
+        folders = make_swap_folders(swap_dir)
         try:
             self._swapper = _Swapper(
                 folders,
@@ -174,7 +176,7 @@ class Swapper:
             >>> swapper.read("moment", 0, torch.empty(2))
             tensor([0.5000, 0.5000])
         """
-        _checked_key(key)
+        checked_key(key)
         checked_dtype(dtype)
         size = torch.Size(whole(length, f"a dimension of {key!r}") for length in shape)
         nbytes = whole(math.prod(size) * dtype.itemsize, f"the bytes of {key!r}")
@@ -189,8 +191,8 @@ class Swapper:
 
         The block has exclusive access. The tensor is written back later, even if the block raises, unless
         ``mark_clean()`` of the result was called. With ``shared`` several blocks may read it, and none may change it.
-        A block that did raises at its end, and the change is kept, except that of an attached tensor. The view is
-        invalid after the block: its memory is reused. Copy the values to keep.
+        If a shared block changes the tensor, the end of the block raises an error. The change is kept, except that of
+        an attached tensor. The view is invalid after the block: its memory is reused. Copy the values to keep.
 
         Args:
             key: key of the tensor.
@@ -207,7 +209,7 @@ class Swapper:
             ValueError: it was attached, and can only be borrowed shared; or a shared block has changed it.
         """
         return Borrowed(
-            _checked_key(key),
+            checked_key(key),
             lambda: self._swapper.borrow(key, not shared),
             lambda held: view_tensor(self._memory, held, *parse_label(held.label)),
             is_shared=shared,
@@ -222,7 +224,7 @@ class Swapper:
         Raises:
             KeyError: one of the keys does not exist.
         """
-        self._swapper.prefetch(_list_of_keys(keys))
+        self._swapper.prefetch(list_of_keys(keys))
 
     def schedule(self, keys: Iterable[str], *, repeat: bool = True) -> None:
         """Set the order in which tensors will be borrowed.
@@ -238,7 +240,7 @@ class Swapper:
             TypeError: a key is not a str.
         """
         check_flag(repeat, "repeat")
-        self._swapper.schedule(_list_of_keys(keys), repeat)
+        self._swapper.schedule(list_of_keys(keys), repeat)
 
     def delete(self, key: str) -> None:
         """Delete a tensor. Current borrowers may use it until their block ends.
@@ -249,7 +251,7 @@ class Swapper:
         Raises:
             KeyError: the key does not exist.
         """
-        self._swapper.delete(_checked_key(key))
+        self._swapper.delete(checked_key(key))
 
     def flush(self, keys: Iterable[str] | None = None) -> None:
         """Wait until all changes are on disk, or the changes of some keys.
@@ -264,7 +266,7 @@ class Swapper:
             OSError: a tensor could not be written. It stays in memory, and the next flush tries again.
             RuntimeError: this thread holds one of them and could still change it.
         """
-        self._swapper.flush(None if keys is None else _list_of_keys(keys))
+        self._swapper.flush(None if keys is None else list_of_keys(keys))
 
     def read(self, key: str, offset: int, out: torch.Tensor) -> torch.Tensor:
         """Read a part of a tensor. If the tensor is on disk, the rest of it stays there.
@@ -285,7 +287,7 @@ class Swapper:
         """
         check_tensor(out)
         offset = whole(offset, "offset")
-        held = self._swapper.access(_checked_key(key), False)
+        held = self._swapper.access(checked_key(key), False)
         try:
             with relaxed_capture_for(out.device):
                 part = transfer_part(self._memory, held, key, offset, out)
@@ -316,7 +318,7 @@ class Swapper:
         """
         check_tensor(tensor)
         offset = whole(offset, "offset")
-        held = self._swapper.access(_checked_key(key), True)
+        held = self._swapper.access(checked_key(key), True)
         try:
             source = tensor.detach()
             with relaxed_capture_for(source.device):
@@ -349,12 +351,16 @@ class Swapper:
             shape: its shape. Default: one dimension.
 
         Raises:
+            OSError: the file cannot be opened.
             ValueError: the file is too short, or shape and dtype do not match ``nbytes``.
+            MemoryError: the tensor is larger than the swapper's ``memory``.
+            RuntimeError: this thread has borrowed the tensor that this one replaces.
+            ClosedError: the swapper was closed.
         """
         offset, nbytes = whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, checked_dtype(dtype), shape)
         where = os.fspath(path) if not isinstance(path, StripeSet) else path
-        self._swapper.attach(_checked_key(key), where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
+        self._swapper.attach(checked_key(key), where, (offset, nbytes), dtype.itemsize, label_of(dtype, size))
 
     def import_(
         self,
@@ -381,10 +387,17 @@ class Swapper:
 
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+
+        Raises:
+            OSError: the file cannot be read, or ends too early; or the disk is full.
+            ValueError: shape and dtype do not match ``nbytes``.
+            MemoryError: the tensor is larger than the swapper's ``memory``.
+            RuntimeError: this thread has borrowed the tensor that this one replaces.
+            ClosedError: the swapper was closed.
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, checked_dtype(dtype), shape)
-        return self._swapper.import_(_checked_key(key), fd, offset, nbytes, label_of(dtype, size))
+        return self._swapper.import_(checked_key(key), fd, offset, nbytes, label_of(dtype, size))
 
     def extents(self, key: str) -> list[tuple[str, int, int, int]]:
         """Write pending changes of a tensor, and return where it is on disk.
@@ -397,8 +410,13 @@ class Swapper:
         Returns:
             Path, descriptor, offset and bytes of each extent, in order. The path of an unnamed file works while this
             process has it open. The descriptor belongs to the swapper.
+
+        Raises:
+            KeyError: the key does not exist.
+            OSError: pending changes cannot be written.
+            ClosedError: the swapper was closed.
         """
-        return self._swapper.extents(_checked_key(key))
+        return self._swapper.extents(checked_key(key))
 
     def export(self, key: str, fd: int, offset: int = 0) -> dict[str, int]:
         """Copy a tensor into an open file. Pending changes are written first.
@@ -413,8 +431,13 @@ class Swapper:
 
         Returns:
             Bytes by route: ``shared_bytes``, ``kernel_bytes``, ``memory_bytes``.
+
+        Raises:
+            KeyError: the key does not exist.
+            OSError: pending changes, or the copy, cannot be written. A part of the copy may be in the file.
+            ClosedError: the swapper was closed.
         """
-        return self._swapper.export(_checked_key(key), whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
+        return self._swapper.export(checked_key(key), whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"))
 
     def stats(self) -> SwapStats:
         """Return the counters so far, and how full the swapper is. They stay readable after :meth:`close`."""
@@ -455,36 +478,6 @@ class Swapper:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a swapper can be neither copied nor pickled: it owns its files; make another one")
-
-
-def _checked_key(key: object) -> str:
-    if isinstance(key, str):
-        return key
-    msg = f"key is {shown(key)}; it must be a str"
-    raise TypeError(msg)
-
-
-def _list_of_keys(keys: object) -> list[str]:
-    if isinstance(keys, str):
-        return [keys]
-    if not isinstance(keys, Iterable):
-        msg = f"keys is {shown(keys)}; it must be a key or a list of keys"
-        raise TypeError(msg)
-    return [_checked_key(key) for key in keys]
-
-
-def _make_swap_folders(swap_dir: object) -> list[str | bytes | os.PathLike[str]]:
-    """Return the folders of an argument, and create those that are missing."""
-    folders = [swap_dir] if isinstance(swap_dir, str | bytes | os.PathLike) else swap_dir
-    if not isinstance(folders, Iterable) or not (folders := list(folders)):
-        msg = f"swap_dir is {swap_dir!r}; it must be a folder, or a list of folders, one per drive"
-        raise TypeError(msg)
-    for folder in folders:
-        if not isinstance(folder, str | bytes | os.PathLike):
-            msg = f"swap_dir has {folder!r} ({type(folder).__name__}); each folder must be a str or os.PathLike"
-            raise TypeError(msg)
-        _make_folders(folder)
-    return folders
 
 
 @atexit.register

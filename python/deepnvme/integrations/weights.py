@@ -1,4 +1,4 @@
-"""The weights of a model, one after the other, at the speed of the disk, to fill a model that is already in memory.
+"""The weights of a model, one after the other, at the speed of the drive, to fill a model that is already in memory.
 
 A model server builds the modules first. Then it copies every weight of the files, or its rank's part of it, into them.
 It needs each tensor only for a moment, so the weights need not all fit into memory a second time.

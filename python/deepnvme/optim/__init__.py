@@ -6,7 +6,8 @@
 over memory. Param groups, schedulers, closures and state dicts work as in torch. State dicts can be
 exchanged with torch's optimizers at any time, in both directions. fp32 steps are bit-identical to torch's with
 ``foreach=False, fused=False``. :class:`Lion` has no counterpart in torch. With ``fused=True`` steps use exact square
-roots, as torch's fused steps do. That is nearly twice as fast where MKL's square roots differ, as on AMD CPUs.
+roots, as torch's fused steps do. That is 1.4 times as fast where MKL's square roots are not exact, as on AMD CPUs and
+with AVX-512.
 
 bf16 and fp16 parameters get fp32 master weights and moments. ``stochastic_rounding=True`` rounds the parameters
 stochastically. With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm``

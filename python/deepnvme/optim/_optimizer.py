@@ -150,7 +150,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """Return the number of a parameter's next step, starting at 1."""
         return int(state["step"].item()) + 1
 
-    def kinds(self, param: torch.nn.Parameter, group: ParamGroup) -> tuple[StateKind, ...]:
+    def _kinds(self, param: torch.nn.Parameter, group: ParamGroup) -> tuple[StateKind, ...]:
         """Return the kinds of state of a parameter."""
         initial = self._initial(param, group)
         moments = [StateKind(name, self._format, name in _SQUARES, initial) for name in self._moments(group)]
@@ -187,7 +187,7 @@ class OptimizerBase(torch.optim.Optimizer):
         for group in self.param_groups:
             for param in group["params"]:
                 if param.requires_grad:
-                    gradients.watch(param, self.kinds(param, group))
+                    gradients.watch(param, self._kinds(param, group))
             gradients.close_group()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -209,11 +209,11 @@ class OptimizerBase(torch.optim.Optimizer):
             for param in group["params"]:
                 self._store.discard(param)
                 state = self.state.get(param, {})
-                kinds = tuple(kind for kind in self.kinds(param, group) if state.get(kind.name) is not None)
+                kinds = tuple(kind for kind in self._kinds(param, group) if state.get(kind.name) is not None)
                 if kinds:
                     self._store.initialise(param, state, kinds)
 
-    def check_settings(self, group: ParamGroup) -> None:
+    def _check_settings(self, group: ParamGroup) -> None:
         """Raise the error that a step with these settings would raise."""
         algorithm, settings = self._algorithm(group)
         self._moments(group)
@@ -235,11 +235,11 @@ class OptimizerBase(torch.optim.Optimizer):
                 self._detach[-1]()
                 self._detach.pop()
 
-    def check_open(self) -> None:
+    def _check_open(self) -> None:
         """Raise ``ClosedError`` if the optimizer was closed, or belongs to the parent process."""
         self._store.check_open()
 
-    def detach_on_close(self, detach: Callable[[], None]) -> None:
+    def _detach_on_close(self, detach: Callable[[], None]) -> None:
         """Call ``detach`` when the optimizer is closed, if its state is on disk."""
         self._detach.append(detach)
 
@@ -254,19 +254,19 @@ class OptimizerBase(torch.optim.Optimizer):
         self._store.check_open()
         return self._store
 
-    def check_complete(self) -> None:
-        """Check that no step and no loading is half done.
+    def _check_complete(self) -> None:
+        """Check that no step and no load is half done.
 
         Raises:
             ClosedError: the optimizer was closed.
-            RuntimeError: a step or a loading is half done.
+            RuntimeError: a step or a load is half done.
         """
         self._check_loaded()
         if self._progress is not None:
             msg = "a step stopped half way; call step() again first, or load the last checkpoint"
             raise RuntimeError(msg)
 
-    def begin_loading(self) -> None:
+    def _begin_loading(self) -> None:
         """Mark the state as incomplete until loading ends."""
         self._is_half_loaded = True
 

@@ -60,7 +60,7 @@ def _refusal(optimizer: SteppingOptimizer, group: dict[str, Any], settings: dict
     if misfit is not None:
         return misfit
     try:
-        optimizer.check_settings({**group, **decode(group, settings)})
+        optimizer._check_settings({**group, **decode(group, settings)})  # noqa: SLF001
     except (ValueError, TypeError, OverflowError, KeyError) as error:
         return str(error)
     return None

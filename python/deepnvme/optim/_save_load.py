@@ -141,7 +141,8 @@ class _Loader:
         # Nothing is changed before everything is known to exist.
         self._kinds = {
             param: self._saved_kinds(
-                param, optimizer.kinds(param, {**group, **param_group_settings.decode(group, settings)})
+                param,
+                optimizer._kinds(param, {**group, **param_group_settings.decode(group, settings)}),  # noqa: SLF001
             )
             for group, settings in zip(optimizer.param_groups, self._groups, strict=True)
             for param in group["params"]
@@ -166,7 +167,7 @@ class _Loader:
     def begin(self) -> None:
         """Apply the settings of the groups, and give parameters their places."""
         optimizer, store = self._optimizer, self._store
-        optimizer.begin_loading()
+        optimizer._begin_loading()  # noqa: SLF001
         self.forget()
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
             param_group_settings.apply(group, settings)

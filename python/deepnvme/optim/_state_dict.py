@@ -33,9 +33,9 @@ class KernelOptimizer(SteppingOptimizer):
 
         Raises:
             ClosedError: the optimizer was closed.
-            RuntimeError: a step or a loading has stopped half way.
+            RuntimeError: a step or a load has stopped half way.
         """
-        self.check_complete()
+        self._check_complete()
         packed: dict[str, Any] = super().state_dict()
         saved = [index for group in packed["param_groups"] for index in group["params"]]
         ours = [param for group in self.param_groups for param in group["params"]]
@@ -101,15 +101,15 @@ class KernelOptimizer(SteppingOptimizer):
         Raises:
             ClosedError: the optimizer was closed.
             deepnvme.Error: the disk or the file system refused; the error names the path.
-            RuntimeError: a step or a loading has stopped half way.
+            RuntimeError: a step or a load has stopped half way.
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that. Or the name
                 ends with ``.pt`` or ``.pth``. Or :meth:`load_state` would refuse ``shards`` or a setting of a param
                 group; no file is written.
         """
-        self.check_complete()
+        self._check_complete()
         target = to_path(path)
         if target.suffix in {".pt", ".pth"}:
-            msg = f"{target}: this would be a safetensors file, which torch.load refuses"
+            msg = f"{target}: this is a safetensors file, and {target.suffix} names a torch archive"
             raise InvalidArgumentError(f"{msg}; name it {target.stem}.safetensors")
         return _save_load.save(self, self._on_disk(), target, shards, checksums=checksums)
 

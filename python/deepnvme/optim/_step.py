@@ -103,12 +103,12 @@ class SteppingOptimizer(OptimizerBase):
             progress = self._progress = StepProgress(clip, counts_in_group=is_noisy and not self._counts_steps)
         return progress
 
-    def begin_split_step(self) -> StepProgress:
-        """Begin a step of several calls (``run_part``), up to :meth:`end_split_step`. Resumes a stopped step."""
+    def _begin_split_step(self) -> StepProgress:
+        """Begin a step of several calls (``run_part``), up to :meth:`_end_split_step`. Resumes a stopped step."""
         self._check_loaded()
         return self._current_progress()
 
-    def end_split_step(self, *, is_done: bool) -> None:
+    def _end_split_step(self, *, is_done: bool) -> None:
         """End a split step. If it is not done, the next one resumes it."""
         if is_done or self._progress is None or self._progress.is_untouched:
             self._progress = None
@@ -344,7 +344,7 @@ class SteppingOptimizer(OptimizerBase):
             progress.updated.note_count(number, count)
         if self._counts_steps:
             state["step"].fill_(count)
-        kinds = self.kinds(param, group)
+        kinds = self._kinds(param, group)
         self._store.initialise(param, state, kinds)
         return ParameterSlice(param, 0, param.numel(), kinds), count
 

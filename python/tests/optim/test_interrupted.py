@@ -98,7 +98,7 @@ def interrupt(
             optimizer.step()
         seen.append(copy.deepcopy(net))
     assert not optimizer.has_unfinished_step
-    optimizer.check_complete()
+    optimizer._check_complete()
     optimizer.close()
     return count, seen
 
@@ -214,7 +214,7 @@ def test_an_interrupted_load_must_be_repeated(tmp_path: Path, interrupted: Any, 
         except KeyboardInterrupt:
             backward(other, 2)
             try:
-                his.check_complete()
+                his._check_complete()
             except RuntimeError as error:
                 assert "load it again" in str(error)
                 refused += 1

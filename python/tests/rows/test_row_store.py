@@ -85,7 +85,7 @@ def test_every_integer_dtype(tmp_path: Path, table: torch.Tensor, name: str) -> 
         assert torch.equal(store.gather(ids.to(dtype)), table[ids])
         assert torch.equal(store.gather(ids.repeat(2).to(dtype)[::2]), table[ids.repeat(2)[::2]])
         if dtype.is_signed:
-            with pytest.raises(IndexError, match="id -3 at position 1 is no row"):
+            with pytest.raises(IndexError, match="id -3 at position 1 is out of range"):
                 store.gather(torch.tensor([1, -3], dtype=dtype))
 
 
@@ -282,7 +282,7 @@ def test_a_closed_table_refuses_calls(tmp_path: Path, table: torch.Tensor) -> No
 
 
 WRONG_IDS: list[tuple[Any, type[Exception], str]] = [
-    ([3000], IndexError, "id 3000 at position 0 is no row: the table has 3000 rows"),
+    ([3000], IndexError, "id 3000 at position 0 is out of range: ids of this table are 0 to 2999"),
     ([[0, 1], [2, 7000]], IndexError, "id 7000 at position 3"),
     ([-1], IndexError, "id -1 at position 0"),
     ([1.0], TypeError, "must be integers"),

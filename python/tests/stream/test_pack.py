@@ -178,11 +178,11 @@ def test_a_dry_run_reports_the_result_and_leaves_nothing(folder: Path, tmp_path:
     answer = pack(folder, tmp_path / "packed", "--dry-run")
     forecast = answer["estimate"]
     assert answer["packed"] is None
-    assert forecast["disk_gb_s"] > 0
+    assert forecast["disk_gb_per_s"] > 0
     assert forecast["packed_bytes"] <= forecast["bytes"]
     assert list(tmp_path.iterdir()) == []
     gains = "lossless" in forecast["encodings"]
-    assert forecast["packed_gb_s"] >= forecast["now_gb_s"] * (1.02 if gains else 0.99), (
+    assert forecast["packed_gb_per_s"] >= forecast["now_gb_per_s"] * (1.02 if gains else 0.99), (
         "packing is chosen where it gains"
     )
 

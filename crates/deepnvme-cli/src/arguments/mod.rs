@@ -23,7 +23,7 @@ use self::python::{DemoArguments, GenerateArguments, StreamBenchArguments};
 use self::rows::RowsArguments;
 pub(crate) use self::tune::TuneArguments;
 
-/// Move tensors between NVMe and memory at the speed of the hardware
+/// Move tensors between NVMe drives and memory at the speed of the drive
 #[derive(Debug, Parser)]
 #[command(name = "deepnvme", version, arg_required_else_help = true, max_term_width = 110, args_override_self = true)]
 #[command(after_help = "Examples:

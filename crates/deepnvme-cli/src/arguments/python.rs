@@ -49,7 +49,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long)]
     #[serde(serialize_with = "serialize_path_if_any")]
     pub(crate) prompt_file: Option<PathBuf>,
-    /// Memory for weights; activations and the KV cache need more
+    /// Memory for weights, on the device; activations and the KV cache come on top
     #[arg(long, value_parser = checked_size)]
     pub(crate) memory: String,
     /// Prompts at a time [default: as many as fit into half of the free memory, at most 1024]
@@ -85,8 +85,7 @@ pub(crate) struct GenerateArguments {
   deepnvme demo /mnt/nvme --size 8GB
 
 Saves, loads, generates and trains beside torch and accelerate, in alternating rounds, and compares every result bit for
-bit. Needs torch, and names other packages that are missing. pip install 'deepnvme[demo]' installs all of them, in a
-checkout pip install '.[demo]'.")]
+bit. Needs torch, and names other packages that are missing. In a checkout, pip install '.[demo]' installs all of them.")]
 pub(crate) struct DemoArguments {
     /// Folder on the disk to measure; only a chart (deepnvme-demo.svg) stays there
     #[arg(default_value = ".")]

@@ -44,15 +44,15 @@ pub(crate) fn draw_estimate(estimate: &Estimate) -> String {
         let _ =
             writeln!(out, "layers    {layers}, each read from {file_ranges:.1} file ranges now, from 1 when packed");
     }
-    let _ = writeln!(out, "disk      {:.2} GB/s", estimate.disk_gb_s);
-    if let Some(speed) = estimate.decode_gb_s {
+    let _ = writeln!(out, "disk      {:.2} GB/s", estimate.disk_gb_per_s);
+    if let Some(speed) = estimate.decode_gb_per_s {
         let _ = writeln!(out, "decoding  {speed:.2} GB/s on {threads} threads");
     }
-    let gain = estimate.packed_gb_s / estimate.now_gb_s.max(1e-9);
+    let gain = estimate.packed_gb_per_s / estimate.now_gb_per_s.max(1e-9);
     let _ = writeln!(
         out,
         "expected  {:.2} GB/s of the model now, {:.2} GB/s packed: {gain:.2} times as fast, if the disk is the bottleneck",
-        estimate.now_gb_s, estimate.packed_gb_s
+        estimate.now_gb_per_s, estimate.packed_gb_per_s
     );
     if let Some(compute) = estimate.compute_s_max {
         let _ = writeln!(

@@ -59,18 +59,18 @@ pub struct Estimate {
     /// Average number of file ranges per layer in the old files; one in the new file.
     pub file_ranges: f64,
     /// Read speed in the new folder, or of all disks together; that of the old files if there is no room to measure it.
-    pub disk_gb_s: f64,
+    pub disk_gb_per_s: f64,
     /// Decoding speed of all threads; `None` if nothing is decoded.
-    pub decode_gb_s: Option<f64>,
+    pub decode_gb_per_s: Option<f64>,
     /// Threads that decode while a model runs.
     pub threads: usize,
     /// The longest compute time per pass for which packing pays off: the time to read the old files, less the time to
     /// decode the new one. `None` if nothing is decoded.
     pub compute_s_max: Option<f64>,
     /// The present disk-bound speed of a pass, in bytes of the old files.
-    pub now_gb_s: f64,
+    pub now_gb_per_s: f64,
     /// The same speed after packing.
-    pub packed_gb_s: f64,
+    pub packed_gb_per_s: f64,
 }
 
 /// The measured speed of this machine.
@@ -194,12 +194,12 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: EncodingMode, speeds: &
         packed_bytes: 0,
         layers: 0,
         file_ranges: 0.0,
-        disk_gb_s: speeds.disk / 1e9,
-        decode_gb_s: decode.map(|speed| speed / 1e9),
+        disk_gb_per_s: speeds.disk / 1e9,
+        decode_gb_per_s: decode.map(|speed| speed / 1e9),
         threads: speeds.threads,
         compute_s_max: None,
-        now_gb_s: speeds.disk / 1e9,
-        packed_gb_s: 0.0,
+        now_gb_per_s: speeds.disk / 1e9,
+        packed_gb_per_s: 0.0,
     };
     let (mut encodings, mut decoded) = (Vec::with_capacity(wanted.len()), 0);
     for (tensor, encoding) in model.tensors.iter().zip(wanted) {
@@ -223,7 +223,7 @@ pub(super) fn plan(engine: &Engine, model: &Model, mode: EncodingMode, speeds: &
     if decoded > 0 && decode.is_some() {
         estimate.compute_s_max = Some((estimate.bytes as f64 / speeds.disk - decode_s).max(0.0));
     }
-    estimate.packed_gb_s = estimate.bytes as f64 / read_s.max(decode_s).max(1e-9) / 1e9;
+    estimate.packed_gb_per_s = estimate.bytes as f64 / read_s.max(decode_s).max(1e-9) / 1e9;
     let order = write::layout(model, &encodings);
     let layers: Vec<_> = order.layers().collect();
     let file_ranges: usize = layers.iter().map(|group| model.file_ranges(&order.tensors[(*group).clone()])).sum();
