@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from deepnvme._deepnvme import StripeSet, _find_set
 from deepnvme._utils.gc_pause import gc_paused
@@ -11,13 +11,13 @@ from deepnvme.errors import ChecksumError, CorruptFileError, Error
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TypeAlias, TypeVar
+    from typing import TypeVar
 
     from deepnvme._deepnvme import _CheckpointReader
 
     _Result = TypeVar("_Result")
-    SourcePath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 
+SourcePath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 # Times that a set of files may be replaced during one load.
 _REPLACEMENTS_MAX = 100
 
