@@ -91,10 +91,10 @@ class NamedTable(NamedTuple):
         with usage_errors():
             return RowStore(self.source, self.tensor, memory=memory, **self._options())
 
-    def create(self, target: str, memory: int) -> RowStore:
+    def create(self, target: str, memory: int, trace: torch.Tensor | None) -> RowStore:
         """Pack the table into a new file, and open that."""
         with usage_errors():
-            return RowStore.create(target, self.source, self.tensor, memory=memory, **self._options())
+            return RowStore.create(target, self.source, self.tensor, memory=memory, trace=trace, **self._options())
 
     def located(self) -> Located:
         """Return where the rows of a table that is not packed are."""
@@ -128,7 +128,7 @@ def usage_errors() -> Iterator[None]:
         yield
     except KeyError as error:
         raise Error(str(error.args[0])) from error
-    except TypeError as error:
+    except (TypeError, IndexError) as error:
         raise InvalidArgumentError(str(error)) from error
 
 

@@ -6,17 +6,25 @@ import json
 import shlex
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from deepnvme._checkpoint.load import load
 from deepnvme._deepnvme import __version__
 from deepnvme._rows.named_table import NamedTable
 from deepnvme._rows.text import labelled, size_text
 from deepnvme._utils.terminal import say
-from deepnvme.errors import InvalidArgumentError
+from deepnvme.errors import CorruptFileError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from deepnvme._rows.locate import Located
 
 # The memory of the new table, beyond that for a few of its rows.
 _MEMORY_BYTES = 64 << 20
 _ROWS = 16
+# Of a copy of a hot row.
+_HOT_ROW_BYTES = 9
 
 
 def run(options: dict[str, Any]) -> int:
@@ -30,8 +38,9 @@ def run(options: dict[str, Any]) -> int:
     if target.is_dir():
         msg = f"{target} is a folder; name a file in it, such as {target / 'rows.safetensors'}"
         raise InvalidArgumentError(msg)
+    trace = _read_trace(options["trace"]) if options["trace"] else None
     began = time.perf_counter()
-    with table.create(str(target), _MEMORY_BYTES + _ROWS * located.row_bytes) as store:
+    with table.create(str(target), _memory_bytes(located, trace), trace) as store:
         packed_s = time.perf_counter() - began
         answer = {
             "version": __version__,
@@ -58,6 +67,37 @@ def run(options: dict[str, Any]) -> int:
     )
     say(labelled("measure", f"deepnvme rows bench {shlex.quote(str(target))}"))
     return 0
+
+
+def _memory_bytes(located: Located, trace: torch.Tensor | None) -> int:
+    hot = 0 if trace is None else min(located.rows, trace.numel()) * _HOT_ROW_BYTES
+    return _MEMORY_BYTES + _ROWS * located.row_bytes + hot
+
+
+def _read_trace(path: str) -> torch.Tensor:
+    """Read the ids of earlier requests."""
+    if path.endswith(".npy"):
+        return torch.from_numpy(_read_array(path))
+    loaded = load(path, progress=False)
+    tensors = [loaded] if isinstance(loaded, torch.Tensor) else [*loaded.values()] if isinstance(loaded, dict) else []
+    if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
+        msg = f"{path} has {len(tensors)} entries; a trace is one tensor of ids, or a .npy file"
+        raise InvalidArgumentError(msg)
+    return tensors[0]
+
+
+def _read_array(path: str) -> Any:
+    try:
+        import numpy as np  # noqa: PLC0415 (not required)
+    except ImportError as error:
+        msg = f"{path}: numpy is needed for a .npy file; pip install numpy, or save the ids with torch.save"
+        raise InvalidArgumentError(msg) from error
+    try:
+        # No pickle.
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        msg = f"{path} is no array of numbers ({error}); save the ids with numpy.save"
+        raise CorruptFileError(msg) from error
 
 
 def _print_packed(answer: dict[str, Any]) -> None:

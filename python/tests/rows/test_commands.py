@@ -9,8 +9,10 @@ import shutil
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +24,6 @@ from deepnvme._rows.locate import Located
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 QUICK = ("--rounds", "2", "--rows", "4,100", "--memory", "100kB")
 
@@ -151,6 +152,18 @@ def test_copies_of_hot_rows_are_counted(source: Path, tmp_path: Path, command: C
     assert "with copies of 2 hot rows" in command("inspect", tmp_path / "rows").stdout
 
 
+@pytest.mark.parametrize("name", ["ids.npy", "ids.pt", "ids.safetensors"])
+def test_pack_copies_the_rows_of_a_trace(source: Path, tmp_path: Path, command: Callable[..., Done], name: str) -> None:
+    ids = torch.tensor([[5, 9, 5], [9, 7, 1]], dtype=torch.int32)
+    if name.endswith(".npy"):
+        np.save(tmp_path / name, ids.numpy())
+    else:
+        deepnvme.save({"ids": ids}, tmp_path / name, progress=False)
+    done = command("pack", source, tmp_path / "rows", "--tensor", "table", "--trace", tmp_path / name)
+    assert (done.status, done.stderr) == (0, "")
+    assert command("inspect", tmp_path / "rows", "--json").answer["packed"]["hot_rows"] == 2
+
+
 def test_several_tensors_and_raw_files(tmp_path: Path, raw: tuple[object, ...], command: Callable[..., Done]) -> None:
     parts = {"a": torch.randn(30, 8), "b": torch.randn(20, 8)}
     deepnvme.save(parts, tmp_path / "parts.pt")
@@ -228,6 +241,12 @@ def test_a_baseline_that_is_not_installed_is_left_out(
         ("pack source.safetensors source.safetensors --tensor table", 2, "is a file of the source; name another"),
         ("pack source.safetensors . --tensor table", 2, "is a folder; name a file in it"),
         ("pack source.safetensors none/rows --tensor table", 1, "check the path, and that its folder exists"),
+        ("pack source.safetensors new --tensor table --trace none.npy", 1, "none.npy"),
+        ("pack source.safetensors new --tensor table --trace raw.bin", 1, "raw.bin"),
+        ("pack source.safetensors new --tensor table --trace source.safetensors", 2, "a trace is one tensor of ids"),
+        ("pack source.safetensors new --tensor table --trace bad.npy", 1, "no array of numbers"),
+        ("pack source.safetensors new --tensor table --trace far.npy", 2, "trace has the id 2000, which is no row"),
+        ("pack source.safetensors new --tensor table --trace floats.npy", 2, "they must be integers"),
         ("bench source.safetensors", 2, "is no packed table; name a tensor with --tensor"),
         ("bench rows --memory 100", 2, "100 bytes of memory are too few"),
         ("bench raw.bin --shape 0,50 --dtype int32", 2, "the table has no rows"),
@@ -243,6 +262,9 @@ def test_mistakes_are_sentences(
     arguments, status, text = case
     monkeypatch.chdir(tmp_path)
     deepnvme.RowStore.create("rows", source, "table", memory="1MB").close()
+    Path("bad.npy").write_bytes(b"\x93NUMPY bad")
+    np.save("far.npy", np.array([1, 2000]))
+    np.save("floats.npy", np.ones(3))
     before = sorted(tmp_path.iterdir())
     done = command(*arguments.split())
     assert (done.status, done.stdout) == (status, ""), done.stderr

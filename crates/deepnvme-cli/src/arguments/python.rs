@@ -181,7 +181,10 @@ pub(super) fn serialize_path<S: Serializer>(path: &Path, serializer: S) -> std::
 }
 
 #[expect(clippy::ref_option, reason = "serde requires this signature")]
-fn serialize_path_if_any<S: Serializer>(path: &Option<PathBuf>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+pub(super) fn serialize_path_if_any<S: Serializer>(
+    path: &Option<PathBuf>,
+    serializer: S,
+) -> std::result::Result<S::Ok, S::Error> {
     match path {
         Some(path) => serialize_path(path, serializer),
         None => serializer.serialize_none(),

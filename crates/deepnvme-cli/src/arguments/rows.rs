@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use serde::Serialize;
 
-use super::python::{checked_size, serialize_path};
+use super::python::{checked_size, serialize_path, serialize_path_if_any};
 
 /// The commands for tables of rows on disk.
 #[derive(Clone, Debug, Args)]
@@ -95,6 +95,7 @@ pub(crate) struct RowsInspectArguments {
   deepnvme rows pack model.safetensors rows.safetensors --tensor table
   deepnvme rows pack model.safetensors rows.safetensors --tensor codes --scales scales
   deepnvme rows pack table.bin rows.safetensors --shape 50000,160 --dtype bfloat16
+  deepnvme rows pack model.safetensors rows.safetensors --tensor table --trace ids.npy
 
 The new file appears when it is complete. Then every block is read and compared with its checksum.")]
 pub(crate) struct RowsPackArguments {
@@ -104,6 +105,11 @@ pub(crate) struct RowsPackArguments {
     /// File to write, replaced if it exists
     #[serde(serialize_with = "serialize_path")]
     pub(crate) target: PathBuf,
+    /// Ids that were requested before, in their order: a .npy file, or a file of one tensor. The most frequent rows are
+    /// copied together
+    #[arg(long, value_name = "FILE")]
+    #[serde(serialize_with = "serialize_path_if_any")]
+    pub(crate) trace: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
