@@ -1,11 +1,12 @@
 //! The scenarios of seeds. `kind` selects one, `context` contains their shared state, and each other module runs one.
-//! `folders` and `users` set up the machine, and `unproven` tells which files may stay behind. `content`, `payload` and
+//! `folders`, `first_file` and `users` set up the machine, and `unproven` tells which files may stay behind. `content`, `payload` and
 //! `area` define file contents. `save_log` records saves, and `process_group` passes messages between ranks.
 
 mod area;
 mod content;
 mod context;
 mod files;
+mod first_file;
 mod folders;
 mod history;
 mod kind;

@@ -3,21 +3,19 @@
 
 use std::sync::Arc;
 
-use deepnvme_file::{Replacement, Target, VersionedFile};
+use deepnvme_file::{Target, VersionedFile};
+use deepnvme_io::Engine;
 use deepnvme_io::mem::RegionMut;
-use deepnvme_io::{DirectMode, Durability, Engine, WriteMode, WriteOptions};
 use deepnvme_rows::{BackgroundStore, Error, PendingGather, RowRange, RowStore, Table};
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
-use super::context::{Context, SETUP_ENGINE, SETUP_PROCESS};
+use super::context::Context;
 use super::folders::make_folders;
-use super::payload;
+use super::{first_file, payload};
 
 /// Bytes of the file before the first row.
 const HEAD_BYTES: u64 = 100;
-/// The process that gathers.
-const PROCESS: u32 = 1;
 
 struct Scenario {
     target: Target,
@@ -33,9 +31,10 @@ pub(super) fn run(context: &Context) {
     let mut rows = vec![0; row_bytes * rng.within(1..60) as usize];
     rng.fill(&mut rows);
     let scenario = Arc::new(Scenario { target: Target::from(&folders[0].join("rows.bin")), row_bytes, rows });
-    create_file(context, &scenario);
+    let head = vec![7; HEAD_BYTES as usize];
+    first_file::write(context, &scenario.target, [&head[..], &scenario.rows].concat());
     let gathering = Arc::clone(&scenario);
-    let process = context.process(PROCESS, move |context| {
+    let process = context.process(1, move |context| {
         let is_excused = context.world.state().setup.failing_per_mille > 0;
         if let (Err(error), false) = (use_table(context, &gathering), is_excused) {
             context.fail(format!("a table failed without an injected failure: {error}"));
@@ -44,29 +43,8 @@ pub(super) fn run(context: &Context) {
     context.finish_running(vec![process], false);
 }
 
-fn create_file(context: &Context, scenario: &Arc<Scenario>) {
-    let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
-    let first = Arc::clone(scenario);
-    let process = context.process(SETUP_PROCESS, move |context| {
-        let written = context.engine(SETUP_ENGINE).and_then(|engine| {
-            let replacement = Replacement::new(&first.target)?;
-            let file = replacement.open(DirectMode::Preferred)?;
-            let all = [&vec![7; HEAD_BYTES as usize][..], &first.rows].concat();
-            let options = WriteOptions { durability: Durability::Full, mode: WriteMode::WholeFile };
-            engine.write(&file, 0, payload::region_with(&all).region(), options)?.wait().1?;
-            replacement.commit(true)
-        });
-        if let Err(error) = written {
-            context.fail(format!("the table cannot be written: {error}"));
-        }
-    });
-    context.join(vec![process]);
-    context.world.reset_steps();
-    context.world.state().setup.failing_per_mille = failing;
-}
-
 fn use_table(context: &Context, scenario: &Scenario) -> Result<(), Error> {
-    let engine = context.engine(u64::from(PROCESS))?;
+    let engine = context.engine(1)?;
     let used = use_store(context, scenario, &engine);
     // Forgotten gathers end with the engine.
     engine.close();

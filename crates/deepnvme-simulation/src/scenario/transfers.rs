@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use deepnvme_file::{Replacement, StripeSet, Target};
+use deepnvme_file::{StripeSet, Target};
 use deepnvme_io::fs::{self, OFlags};
 use deepnvme_io::mem::{Region, RegionMut};
 use deepnvme_io::{
@@ -19,9 +19,9 @@ use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
 use super::area::Area;
-use super::context::{Context, FILE_CHECK_ENGINE, POOL_BYTES, SETUP_ENGINE, SETUP_PROCESS};
+use super::context::{Context, FILE_CHECK_ENGINE, POOL_BYTES};
 use super::folders::make_folders;
-use super::{payload, users};
+use super::{first_file, payload, users};
 
 const FILE: &str = "tensors.bin";
 /// Areas in the file. Each belongs to one thread.
@@ -79,7 +79,8 @@ pub(super) fn run(context: &Context) {
     for folder in &scenario.folders {
         users::create_user_file(context, &folder.join("tensors.bin.bak"));
     }
-    create_initial_file(context, &scenario);
+    let areas: Vec<_> = (0..AREAS).map(|index| scenario.area(index).certain().to_vec()).collect();
+    first_file::write(context, &scenario.target, areas.concat());
     let processes = rng.within(1..3) as u32;
     let is_cut = context.draw_crash(&mut rng, processes, CRASH_OUTCOMES, 1..200, 1..150);
     let watched = Arc::clone(&scenario);
@@ -108,31 +109,6 @@ fn make(folders: &[PathBuf], rng: &mut Rng) -> Scenario {
         areas.push(Mutex::new(Area::new(bytes)));
     }
     Scenario { target, folders: folders.to_vec(), starts, areas }
-}
-
-/// Creates the initial file.
-fn create_initial_file(context: &Context, scenario: &Arc<Scenario>) {
-    let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
-    let first = Arc::clone(scenario);
-    let process = context.process(SETUP_PROCESS, move |context| {
-        let written = context.engine(SETUP_ENGINE).and_then(|engine| {
-            let replacement = Replacement::new(&first.target)?;
-            let file = replacement.open(DirectMode::Preferred)?;
-            let mut all = Vec::new();
-            for index in 0..AREAS {
-                all.extend(first.area(index).certain());
-            }
-            let options = WriteOptions { durability: Durability::Full, mode: WriteMode::WholeFile };
-            engine.write(&file, 0, payload::region_with(&all).region(), options)?.wait().1?;
-            replacement.commit(true)
-        });
-        if let Err(error) = written {
-            context.fail(format!("the initial file cannot be written: {error}"));
-        }
-    });
-    context.join(vec![process]);
-    context.world.reset_steps();
-    context.world.state().setup.failing_per_mille = failing;
 }
 
 /// Starts a process with one engine, and a thread for each of its areas.
