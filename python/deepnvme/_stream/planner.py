@@ -13,6 +13,7 @@ from torch import nn
 
 from deepnvme._deepnvme import _cacheable_bytes
 from deepnvme._modules.partition import LayerGroup, Limits, Partition, RowLookup, Weight, merge_tied, partition
+from deepnvme._stream.gathered_rows import can_gather
 from deepnvme._stream.memory_budget import (
     PAGE_BYTES,
     PREFETCH_CONVERTED,
@@ -46,6 +47,8 @@ _LARGE_FRACTION = 1 / 8
 # fraction.
 _RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 20, 1 / 8
 # Experts are read one by one if those of a layer exceed this fraction of the memory.
+# On a GPU, only embeddings beyond this fraction are read row by row.
+_GATHERED_FRACTION = 1 / 2
 _EXPERTS_FRACTION = 1 / 64
 # The search for sufficient memory is precise to the result divided by this.
 _SEARCH_PRECISION = 64
@@ -75,6 +78,8 @@ class Plan:
     slots: Slots
     resident_bytes: int
     row_cache_bytes: int
+    # Host memory for rows that are gathered for a GPU.
+    gathered_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -101,25 +106,26 @@ class PlanInput:
         Raises:
             MemoryError: they are too few.
         """
-        large = sum(nbytes for nbytes in self._leaf_sizes() if nbytes > int(memory * _LARGE_FRACTION))
+        large = sum(nbytes for nbytes in self._leaf_sizes(memory) if nbytes > int(memory * _LARGE_FRACTION))
         left = memory - int(memory * ROWS_FRACTION) - large
         limits = Limits(
             group_bytes_max=int(max(left, int(memory * _LARGE_FRACTION)) * self._group_fraction()),
             resident_bytes_max=min(int(memory * _RESIDENT_FRACTION), _RESIDENT_BYTES_MAX),
             all_resident_bytes_max=int(memory * _ALL_RESIDENT_FRACTION),
-            rows_bytes_min=int(memory * ROWS_FRACTION) if self.on_host else None,
+            rows_bytes_min=self._rows_bytes_min(memory),
             experts_bytes_min=int(memory * _EXPERTS_FRACTION) if self.on_host else None,
         )
-        found = partition(self.root, self.sizes, limits)
+        found = self._partition(limits)
         found.groups = merge_tied(found.groups)
         _, resident_bytes = place_resident(found.resident, self.origin_of)
         layouts = [lay_out_group(self._origins(group.weights), self.file_bytes) for group in found.groups]
         group_bytes = [layout.nbytes for layout in layouts]
-        rows = [self._origins(lookup.weights) for lookup in found.lookups if is_embedding(lookup)]
-        page = page_bytes([self._origins(lookup.weights) for lookup in found.lookups])
+        in_place = found.lookups if self.on_host else []
+        rows = [self._origins(lookup.weights) for lookup in in_place if is_embedding(lookup)]
+        page = page_bytes([self._origins(lookup.weights) for lookup in in_place])
         experts = [
             sum(page_rounded_bytes(each.memory_nbytes, page) for each in self._origins(lookup.weights))
-            for lookup in found.lookups
+            for lookup in in_place
             if not is_embedding(lookup)
         ]
         rows_bytes = sum(page_rounded_bytes(each.memory_nbytes, page) for origins in rows for each in origins)
@@ -137,7 +143,19 @@ class PlanInput:
         slots = Slots(layouts, class_of, classes)
         passes = sum(classified[1][index] for index in classified[0]) > split.groups
         left = split.groups - slots.nbytes if passes and is_worth_caching(converted) else 0
-        return Plan(found, replace(slots, compressed_bytes_max=min(left, converted[0])), resident_bytes, split.rows)
+        slots = replace(slots, compressed_bytes_max=min(left, converted[0]))
+        gathered = 0 if self.on_host else int(memory * ROWS_FRACTION)
+        return Plan(found, slots, resident_bytes, split.rows, gathered)
+
+    def _rows_bytes_min(self, memory: int) -> int:
+        # In GPU memory, rows of an embedding that fits whole are faster.
+        return int(memory * (ROWS_FRACTION if self.on_host else _GATHERED_FRACTION))
+
+    def _partition(self, limits: Limits) -> Partition:
+        found = partition(self.root, self.sizes, limits)
+        if self.on_host or all(can_gather(origin) for each in found.lookups for origin in self._origins(each.weights)):
+            return found
+        return partition(self.root, self.sizes, replace(limits, rows_bytes_min=None))
 
     def _group_fraction(self) -> float:
         origins = set(self.origin_of.values())
@@ -149,11 +167,12 @@ class PlanInput:
         is_raw = all(origin.is_raw for group in groups for origin in self._origins(group.weights))
         return PREFETCH_CONVERTED if self.prefetch is None and not is_raw else self.prefetch
 
-    def _leaf_sizes(self) -> set[int]:
+    def _leaf_sizes(self, memory: int) -> set[int]:
         """List the sizes of modules that can only be loaded whole."""
         leaves = [module for module in self.root.modules() if next(module.children(), None) is None]
-        leaves = [leaf for leaf in leaves if not (self.on_host and isinstance(leaf, nn.Embedding))]
-        return {sum(self.sizes.get(id(tensor), 0) for tensor in leaf.parameters()) for leaf in leaves}
+        sizes = {leaf: sum(self.sizes.get(id(tensor), 0) for tensor in leaf.parameters()) for leaf in leaves}
+        rows_min = 0 if self.on_host else self._rows_bytes_min(memory)
+        return {nbytes for leaf, nbytes in sizes.items() if not isinstance(leaf, nn.Embedding) or nbytes < rows_min}
 
     def _origins(self, weights: list[Weight]) -> list[Origin]:
         return [self.origin_of[weight.name] for weight in weights]
@@ -162,6 +181,20 @@ class PlanInput:
 def is_embedding(lookup: RowLookup) -> bool:
     """Whether rows are selected, not experts."""
     return isinstance(lookup.module, nn.Embedding)
+
+
+def plan_within(model: PlanInput, memory: int) -> Plan:
+    """Make a plan for a number of bytes.
+
+    Raises:
+        MemoryError: they are too few. The message says how many are enough.
+    """
+    try:
+        return model.plan(memory)
+    except MemoryError as error:
+        needed = find_sufficient_memory(model.plan, memory)
+        remedy = f"; memory={needed} is enough" if needed else ""
+        raise MemoryError(f"memory={memory} is too little for this model ({error}){remedy}") from None
 
 
 def find_sufficient_memory(plan: Callable[[int], Plan], too_little: int) -> int | None:

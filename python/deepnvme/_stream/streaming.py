@@ -15,11 +15,12 @@ from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
 from deepnvme._stream.calling_threads import RunningCalls
+from deepnvme._stream.gathered_rows import GatheredRows
 from deepnvme._stream.layer_cache import LayerCache
 from deepnvme._stream.model_files import ModelFiles, open_for_module
 from deepnvme._stream.original_weights import ChangedBuffers, OriginalWeights
 from deepnvme._stream.parameter_binding import refuse_loading
-from deepnvme._stream.planner import Plan, PlanInput, find_sufficient_memory
+from deepnvme._stream.planner import Plan, PlanInput, plan_within
 from deepnvme._stream.resident_weights import load_resident
 from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
@@ -98,11 +99,12 @@ class Streaming:
         tensors = [*named_tensors(model)]
         sizes = {id(tensor): origin_of[name].memory_nbytes for name, tensor in tensors if name in origin_of}
         file_bytes = {index: _file_bytes(source) for index, source in enumerate(sources)}
-        planned = _plan(PlanInput(model, sizes, origin_of, file_bytes, device.type == "cpu", prefetch_layers), memory)
+        self._on_host = is_on_host(device)
+        planned = plan_within(PlanInput(model, sizes, origin_of, file_bytes, self._on_host, prefetch_layers), memory)
         found = planned.partition
         self.model_bytes = sum({id(tensor): sizes[id(tensor)] for _, tensor in tensors if id(tensor) in sizes}.values())
         self.resident_bytes = planned.resident_bytes
-        self.row_cache: RowCache | None = None
+        self.row_cache: RowCache | GatheredRows | None = None
         self.layer_cache: LayerCache | None = None
         # Set when the model is closed.
         self._final_counters: dict[str, float] | None = None
@@ -119,7 +121,7 @@ class Streaming:
             files = WeightFiles(origin_of, sources, engine)
             load_resident(found.resident, files, device, self._changed)
             if found.lookups:
-                self.row_cache = RowCache(found.lookups, files, planned.row_cache_bytes, self._calls, self._changed)
+                self.row_cache = self._row_cache(found, files, planned)
             if found.groups:
                 self.layer_cache = LayerCache(found.groups, files, planned.slots, device, self._calls, self._changed)
             self.steps = StepRecorder(self.counters)
@@ -127,6 +129,12 @@ class Streaming:
         except BaseException:
             self._undo(model)
             raise
+
+    def _row_cache(self, found: Partition, files: WeightFiles, planned: Plan) -> RowCache | GatheredRows:
+        calls, changed = self._calls, self._changed
+        if self._on_host:
+            return RowCache(found.lookups, files, planned.row_cache_bytes, calls, changed)
+        return GatheredRows(found.lookups, files, planned.gathered_bytes, self.device, calls=calls, changed=changed)
 
     def _undo(self, model: nn.Module) -> None:
         """Close a model whose streaming did not begin, and leave no trace."""
@@ -482,13 +490,9 @@ def _name_of(model: nn.Module) -> str:
     return f"{type(model).__name__} ({path})" if isinstance(path, str) and path else type(model).__name__
 
 
-def _plan(model: PlanInput, memory: int) -> Plan:
-    try:
-        return model.plan(memory)
-    except MemoryError as error:
-        needed = find_sufficient_memory(model.plan, memory)
-        remedy = f"; memory={needed} is enough" if needed else ""
-        raise MemoryError(f"memory={memory} is too little for this model ({error}){remedy}") from None
+def is_on_host(device: torch.device) -> bool:
+    """Whether rows can be used where they are read."""
+    return device.type == "cpu"
 
 
 def _file_bytes(source: str | StripeSet) -> int:

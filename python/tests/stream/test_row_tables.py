@@ -11,6 +11,8 @@ from torch.nn import functional
 
 import deepnvme
 from deepnvme._modules.partition import only_looks_rows_up
+from deepnvme._stream import streaming
+from deepnvme._stream.gathered_rows import GatheredRows
 
 from .small_models import TABLES, SmallModels
 
@@ -38,6 +40,38 @@ def test_models_with_a_table(models: SmallModels, streamed: Callable[..., Any], 
     stats = other.streaming.stats()
     assert stats.row_hits > 0
     assert stats.row_waits > 0
+    other.streaming.close()
+    with pytest.raises(deepnvme.errors.ClosedError):
+        other(tokens)
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan and gather as for a GPU. Memory for rows is beside that of the model then."""
+    monkeypatch.setattr(streaming, "is_on_host", lambda _: False)
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_for_a_gpu_are_gathered(models: SmallModels, streamed: Callable[..., Any], name: str, dtype: str) -> None:
+    model = models.model(name)
+    table = model.get_parameter(TABLES[name])
+    memory = max(sum(each.nbytes for each in model.parameters()) - table.nbytes, 3 << 20)
+    assert memory < table.nbytes
+    if dtype != "auto":
+        model = type(model).from_pretrained(models.folder(name), dtype=torch.bfloat16).eval()
+    tokens = torch.arange(3, 3 + 24).reshape(2, 12)
+    other = streamed(models.folder(name), memory=memory, dtype=dtype)
+    assert isinstance(other.streaming.row_cache, GatheredRows)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(other(tokens).logits, model(tokens).logits)
+    stats = other.streaming.stats()
+    assert stats.row_hits > 0
+    assert stats.row_waits > 0
+    with pytest.raises(IndexError):
+        other(tokens + 100_000)
     other.streaming.close()
     with pytest.raises(deepnvme.errors.ClosedError):
         other(tokens)
@@ -113,7 +147,7 @@ AS_A_WHOLE = [Whole, Direct, Hidden]
 class Net(nn.Module):
     def __init__(self, kind: type[nn.Embedding]) -> None:
         super().__init__()
-        self.table = kind()  # type: ignore[call-arg]
+        self.table = nn.Embedding(ROWS, WIDTH) if kind is nn.Embedding else kind()  # type: ignore[call-arg]
         self.head = nn.Linear(WIDTH, 8)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
@@ -152,6 +186,22 @@ def test_results_are_those_in_memory(tmp_path: Path, streamed: Callable[..., Any
             other(torch.tensor([ROWS]))
     with torch.no_grad():
         assert torch.equal(other(torch.tensor([5])), net(torch.tensor([5])))
+
+
+@pytest.mark.usefixtures("as_on_a_gpu")
+@pytest.mark.parametrize("kind", [nn.Embedding, *BY_ROWS, *AS_A_WHOLE])
+def test_gathered_rows_are_those_in_memory(tmp_path: Path, streamed: Callable[..., Any], kind: Any) -> None:
+    net, other = nets(kind, tmp_path)
+    is_by_rows = kind not in AS_A_WHOLE
+    nbytes = net.table.weight.nbytes
+    other = streamed(other, weights=tmp_path / "net.safetensors", memory=nbytes // 4 if is_by_rows else nbytes * 2)
+    for shape in [(), (3,), (2, 40), (1, 0), (700,), (6000,)]:
+        ids = torch.randint(0, ROWS - 10_000, shape)
+        if kind is Positions and shape == ():
+            continue
+        with torch.no_grad():
+            assert torch.equal(other(ids), net(ids))
+    assert (other.streaming.stats().row_waits > 0) == is_by_rows
 
 
 def test_threads_look_rows_up(
