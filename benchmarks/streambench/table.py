@@ -1,7 +1,7 @@
 """``python -m streambench.table``: generate with a model whose table of per-layer embeddings stays on disk.
 
-A Gemma 3n of random bf16 weights generates in memory and with ``deepnvme.stream``, in alternating rounds. The second
-has memory for all weights but the table. Both must generate the same tokens.
+A Gemma 3n of random bf16 weights generates in memory and with ``deepnvme.stream``, in alternating rounds. The
+second has memory for all weights but the table. Both must generate the same tokens.
 """
 
 from __future__ import annotations
