@@ -1082,6 +1082,7 @@ def _pack_rows(
     scales: tuple[Sequence[tuple[int, int, int]], int] | None,
     hot: list[int],
     description: str,
+    memory_bytes: int,
     target: _Path,
     report: Callable[[int], object] | None,
     engine: Engine | None,

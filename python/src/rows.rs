@@ -86,7 +86,7 @@ impl PyRowStore {
             };
             let scales = scales.map(read).transpose()?;
             let table = match blocks {
-                Some(blocks) => packed_table(&engine, &files, rows, blocks)?,
+                Some(blocks) => packed_table(&engine, &files, rows, blocks, memory_bytes)?,
                 None => table(rows)?,
             };
             RowStore::new(engine, files, table, scales, memory_bytes).map(BackgroundStore::new)
@@ -228,7 +228,7 @@ impl PyGather {
 #[expect(clippy::too_many_arguments, reason = "only the package calls it")]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 #[pyfunction]
-#[pyo3(signature = (files, rows, scales, hot, description, target, report, engine))]
+#[pyo3(signature = (files, rows, scales, hot, description, memory_bytes, target, report, engine))]
 pub(crate) fn _pack_rows(
     py: Python<'_>,
     files: Vec<FileArgument<'_>>,
@@ -236,6 +236,7 @@ pub(crate) fn _pack_rows(
     scales: Option<TableArgument>,
     hot: Vec<u32>,
     description: String,
+    memory_bytes: u64,
     target: &Bound<'_, PyAny>,
     report: Option<Py<PyAny>>,
     engine: Option<&Bound<'_, PyEngine>>,
@@ -250,6 +251,12 @@ pub(crate) fn _pack_rows(
     let stopped = Arc::clone(&is_stopped);
     let work = move || {
         let (rows, scales) = (table(rows)?, scales.map(table).transpose()?);
+        let row_bytes = rows.row_bytes() + scales.as_ref().map_or(0, Table::row_bytes);
+        // Before a file is replaced that could then not be opened.
+        let bytes_min = RowStore::packed_bytes_min(&BlockLayout::plan(row_bytes), hot.len() as u64);
+        if memory_bytes < bytes_min {
+            return Err(Error::Memory { memory: memory_bytes, row_bytes, bytes_min });
+        }
         let source =
             PackSource { files: &files, rows: &rows, scales: scales.as_ref(), hot: &hot, description: &description };
         deepnvme_rows::pack(&engine, source, &target, &mut |rows| {
@@ -293,14 +300,20 @@ fn packed_table(
     files: &[VersionedFile],
     (ranges, row_bytes): TableArgument,
     (rows_per_block, block_bytes, hot): BlocksArgument,
+    memory: u64,
 ) -> Result<Table, Error> {
     let ([(file, offset, rows)], [first]) = (&ranges[..], files) else {
         return Err(Error::Invalid("a packed table has one range of one file".into()));
     };
     let range = RowRange { file: *file, offset: *offset, rows: *rows };
-    let table = Table::packed(range, BlockLayout { row_bytes, rows_per_block, block_bytes })?;
+    let layout = BlockLayout { row_bytes, rows_per_block, block_bytes };
+    let table = Table::packed(range, layout)?;
     match hot {
         Some((offset, count, checksum)) => {
+            let bytes_min = RowStore::packed_bytes_min(&layout, count);
+            if memory < bytes_min {
+                return Err(Error::Memory { memory, row_bytes, bytes_min });
+            }
             let list = HotRowList { offset, count, checksum };
             table.with_hot_rows(HotRows::read(engine, first, list, *rows)?)
         }

@@ -29,7 +29,7 @@ pub enum Error {
     },
     /// The memory is too small for one row.
     #[error(
-        "{memory} bytes of memory are too few: reading a row of {row_bytes} bytes takes {bytes_min}; give at least that"
+        "{memory} bytes of memory are too few: with rows of {row_bytes} bytes, the table takes {bytes_min}; give at least that"
     )]
     Memory {
         /// The memory that was given.

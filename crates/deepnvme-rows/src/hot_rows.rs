@@ -11,9 +11,12 @@ use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind};
 
 use crate::error::{Error, Result};
+use crate::room::check_room;
 
 /// Rows of a bucket, on average.
 const BUCKET_ROWS: usize = 8;
+/// Memory of each row while a list is read: its number three times, with its copy, and its place in a list to sort.
+const BYTES_WHILE_READ: u64 = 32;
 /// Bytes of a row's number in the file.
 pub(crate) const NUMBER_BYTES: usize = 4;
 
@@ -68,11 +71,14 @@ impl HotRows {
     /// Reads a list from a file.
     ///
     /// # Errors
-    /// `Io` if it cannot be read, or is damaged. `Invalid` as in [`new`](Self::new).
+    /// `Io` if it cannot be read, is damaged, or does not fit into memory. `Invalid` as in [`new`](Self::new).
     pub fn read(engine: &Arc<Engine>, file: &VersionedFile, list: HotRowList, table_rows: u64) -> Result<Self> {
-        let bytes = list.count.checked_mul(NUMBER_BYTES as u64).and_then(|bytes| usize::try_from(bytes).ok());
-        let bytes = bytes.filter(|_| list.count <= table_rows);
-        let bytes = bytes.ok_or_else(|| Error::Invalid("there are more hot rows than rows".into()))?;
+        if list.count > table_rows || table_rows > u64::from(u32::MAX) {
+            let detail = format!("{} hot rows of a table of {table_rows} are too many", list.count);
+            return Err(Error::Invalid(format!("{detail}; the description of the table is damaged")));
+        }
+        check_room(list.count * BYTES_WHILE_READ, "raise the limit of the process (`ulimit -v`)")?;
+        let bytes = list.count as usize * NUMBER_BYTES;
         let memory = Buffer::zeroed(bytes).map_err(|error| Error::Io(IoError::from_io("allocate", &error)))?;
         let (memory, result) = engine.read(file.file(), list.offset, memory.into_region())?.wait();
         result?;
@@ -104,7 +110,14 @@ impl HotRows {
     /// Returns the bytes that this takes.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        ((self.numbers.len() + self.copies.len() + self.buckets.len()) * size_of::<u32>()) as u64
+        Self::bytes_of(self.len())
+    }
+
+    /// Returns the bytes that this many rows take.
+    #[must_use]
+    pub fn bytes_of(count: u64) -> u64 {
+        let buckets = count / BUCKET_ROWS as u64 + 2;
+        count.saturating_mul(2).saturating_add(buckets).saturating_mul(size_of::<u32>() as u64)
     }
 
     /// Returns the place of a row: that of its copy, if it has one.

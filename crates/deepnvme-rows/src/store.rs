@@ -8,6 +8,7 @@ use deepnvme_file::VersionedFile;
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Engine, Error as IoError, ReadItem};
 
+use crate::blocks::BlockLayout;
 use crate::cache::{CachePlan, Claim, Kept, RowCache};
 use crate::error::{Error, Result};
 use crate::fetch::{BlockChecks, Fetch, Fetched, FetchedRows, Reading, check_unchanged, join};
@@ -104,6 +105,13 @@ impl RowStore {
             is_closed: AtomicBool::new(false),
             counters: Counters::default(),
         })
+    }
+
+    /// Returns the least memory of a packed table with this layout and this many hot rows, in bytes.
+    #[must_use]
+    pub fn packed_bytes_min(layout: &BlockLayout, hot_rows: u64) -> u64 {
+        let hot_bytes = if hot_rows == 0 { 0 } else { HotRows::bytes_of(hot_rows) };
+        ReadPlan::bytes_min(layout.row_bytes, layout.block_bytes as u64).saturating_add(hot_bytes)
     }
 
     /// Returns the table.

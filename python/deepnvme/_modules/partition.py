@@ -44,8 +44,8 @@ class RowLookup:
     name: str
     module: nn.Module = field(repr=False)
     weights: list[Weight] = field(repr=False)
-    # Position and name of the argument of forward that contains the indices. `None` for an embedding whose own forward
-    # calls that of torch.
+    # Position and name of the argument of forward that contains the indices. `None` for an embedding, where torch's own
+    # look-up has them.
     argument: tuple[int, str] | None
 
 
@@ -211,9 +211,8 @@ class _Partitioner:
         if not isinstance(module, nn.Embedding):
             self._found.lookups.append(RowLookup(name, module, own, experts_argument(module)))
             return
-        is_plain = type(module).forward is nn.Embedding.forward
         rows = [weight for weight in own if weight.attribute == "weight"]
-        self._found.lookups.append(RowLookup(name, module, rows, (0, "input") if is_plain else None))
+        self._found.lookups.append(RowLookup(name, module, rows, None))
         self._found.resident += [weight for weight in own if weight.attribute != "weight"]
         for child_name, child in module.named_children():
             self.visit(f"{name}.{child_name}".lstrip("."), child, is_block=False)
@@ -230,41 +229,62 @@ def only_looks_rows_up(module: nn.Embedding) -> bool:
     """Whether an embedding uses its weight for nothing but look-ups of rows.
 
     Many models scale or normalise the result of ``super().forward(ids)`` in a class of their own. The code of such a
-    class is read, since it cannot be run without the weight.
+    class is read, since it cannot be run without the weight. Whatever is not understood may use the weight.
     """
-    if module.max_norm is not None:
+    if module.max_norm is not None or "forward" in vars(module):
         return False
     for kind in type(module).__mro__:
         if kind is nn.Embedding:
             return True
         forward = vars(kind).get("forward")
-        if forward is not None and not _only_calls_super(module, forward):
+        if "__getattr__" in vars(kind) or (forward is not None and not _only_calls_super(module, forward)):
             return False
     return False
 
 
 # Attributes of a weight that are no values.
 _WITHOUT_VALUES = frozenset(("dtype", "device", "shape"))
-# Methods of tensors that are also methods of modules.
-_METHODS_OF_TENSORS = frozenset(("to", "type", "float", "half", "bfloat16"))
+# Methods of tensors that are also attributes of modules.
+_OF_TENSORS = frozenset(("to", "type", "float", "half", "bfloat16"))
+_LOADS_OF_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")
 
 
 def _only_calls_super(module: nn.Module, forward: Any) -> bool:
-    code = getattr(inspect.unwrap(forward), "__code__", None)
-    loads = [each for each in dis.get_instructions(code) if each.opname.startswith("LOAD_")] if code else []
+    code = getattr(forward, "__code__", None)
+    if code is None or hasattr(forward, "__wrapped__") or any(inspect.iscode(const) for const in code.co_consts):
+        return False
+    itself = code.co_varnames[0] if code.co_argcount else None
+    loads = [each for each in dis.get_instructions(code) if each.opname.startswith("LOAD_")]
     has_super = False
     for load, following in itertools.pairwise([*loads, None]):
-        if load is None or not load.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR")):
-            continue
-        if load.argval == "weight":
-            if following is None or following.argval not in _WITHOUT_VALUES:
+        assert load is not None
+        reads = following is not None and following.opname.startswith(_LOADS_OF_ATTRIBUTES)
+        if load.opname.startswith(_LOADS_OF_ATTRIBUTES):
+            if load.argval == "weight":
+                if not reads or following is None or following.argval not in _WITHOUT_VALUES:
+                    return False
+            elif load.argval == "forward":
+                has_super = True
+            elif load.argval not in _OF_TENSORS and not _is_value(module, load.argval):
                 return False
-        elif load.argval == "forward":
-            has_super = True
-        elif callable(getattr(type(module), load.argval, None)) and load.argval not in _METHODS_OF_TENSORS:
-            # It may use the weight.
+        elif itself in (names := _names(load)) and not (names[-1] == itself and reads):
+            # The module goes elsewhere.
+            return False
+        elif load.opname.startswith("LOAD_GLOBAL") and load.argval in {"getattr", "vars", "locals"}:
             return False
     return has_super
+
+
+def _names(load: dis.Instruction) -> tuple[Any, ...]:
+    # Some instructions load two variables.
+    return load.argval if isinstance(load.argval, tuple) else (load.argval,)
+
+
+def _is_value(module: nn.Module, name: str) -> bool:
+    """Whether an attribute is no code of the module's class, and none that was assigned to it."""
+    own = vars(module).get(name)
+    is_own_code = callable(own) and not isinstance(own, (nn.Module, type))
+    return not is_own_code and not hasattr(type(module), name)
 
 
 def has_forward(module: nn.Module) -> bool:

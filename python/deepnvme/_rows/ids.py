@@ -28,8 +28,8 @@ def check_ids(ids: Any) -> tuple[torch.Tensor, tuple[bool, int]]:
 def _as_tensor(ids: Any) -> torch.Tensor:
     """Make a tensor of an array, or of a list of integers."""
     try:
-        # A copy: torch warns of arrays that cannot be written to.
-        tensor = torch.tensor(ids)
+        # A copy: torch warns of arrays that cannot be written to, and refuses negative strides.
+        tensor = torch.tensor(ids.copy() if hasattr(ids, "__array_interface__") else ids)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         if is_of_handler(error):
             raise

@@ -108,6 +108,15 @@ class NamedTable(NamedTuple):
         """Return where the scales of a table that is not packed are."""
         return None if self.scales is None else locate_tensors(self.source, check_names(self.scales), None)
 
+    def all_files(self) -> list[str]:
+        """Return all files of the source, also those without rows of the table, and its index."""
+        if self.shape is not None:
+            return _parts(self.source)
+        parts = [part for file in find_files(self.source, "auto") for part in _parts(file.path)]
+        folder = Path(self.source)
+        indexes = folder.glob("*.index.json") if folder.is_dir() else [folder]
+        return [*parts, *map(str, indexes)]
+
     def files(self) -> list[str]:
         """Return the files that hold the table and its scales; of a stripe set, its parts."""
         if self.shape is not None:

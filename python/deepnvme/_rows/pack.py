@@ -31,7 +31,7 @@ def run(options: dict[str, Any]) -> int:
     """Run the command with its options. Returns the exit status."""
     table, target = NamedTable.parse(options, "it needs no packing"), Path(options["target"])
     located = table.located()
-    for path in table.files():
+    for path in table.all_files():
         if target.exists() and target.samefile(path):
             msg = f"{target} is a file of the source; name another file as the target"
             raise InvalidArgumentError(msg)

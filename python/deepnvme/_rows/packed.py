@@ -10,7 +10,7 @@ import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
-from deepnvme._rows.locate import Located
+from deepnvme._rows.locate import QUANTISED, Located
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _size(value: Any, least: int = 1) -> int:
 
 def _dtype(name: Any) -> torch.dtype:
     dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype):
+    if not isinstance(dtype, torch.dtype) or dtype in QUANTISED:
         msg = f"{name!r} is no dtype"
         raise TypeError(msg)
     return dtype

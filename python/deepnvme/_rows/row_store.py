@@ -190,6 +190,7 @@ class RowStore:
             None if scale_table is None else scale_table.behind(len(rows.files)),
             hot,
             describe(rows, scale_table),
+            parse_bytes(memory),
             path,
             None if report is None else lambda done: report(done * rows.row_bytes, total),
             engine,

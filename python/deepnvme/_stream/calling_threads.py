@@ -120,6 +120,14 @@ class RunningCalls:
             self.is_restored, self._restore = True, None
             self._changed.notify_all()
 
+    def counted(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that a close waits for, and that raises after it."""
+
+        def refuse(*_args: Any, **_kwargs: Any) -> Any:
+            raise self.closed_error()
+
+        return self._counted(call, refuse)
+
     def _counted(self, call: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.is_restored:

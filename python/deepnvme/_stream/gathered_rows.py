@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._deepnvme import _RowStore
-from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward
+from deepnvme._stream.parameter_binding import ParameterBinding, checked_wrapper
 from deepnvme._stream.weight_origin import FLOATS
 from deepnvme._utils.capture import relaxed_capture_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from typing import Any
 
     from deepnvme._modules.partition import RowLookup
     from deepnvme._stream.calling_threads import RunningCalls
@@ -59,8 +58,8 @@ class GatheredRows:
             paths = [files.sources[source] for source in sources]
             self._stores.append(_RowStore(paths, (ranges, row_bytes), None, None, share, files.engine))
             binding = ParameterBinding(lookup.weights, device, calls, changed)
-            binding.set_look_up(functools.partial(self._look_up, index))
-            calls.wrap(lookup.module, _refusing_backward(lookup.name))
+            binding.set_look_up(calls.counted(functools.partial(self._look_up, index)))
+            calls.wrap(lookup.module, checked_wrapper(lookup.name, binding))
 
     def stats(self) -> dict[str, float]:
         """Return the counters of rows that were in host memory, and of those that were read."""
@@ -97,7 +96,3 @@ def can_gather(origin: Origin) -> bool:
 
 def _row_bytes(origin: Origin) -> int:
     return origin.nbytes // origin.shape[0]
-
-
-def _refusing_backward(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return lambda forward: lambda *args, **kwargs: refuse_backward(name, forward(*args, **kwargs))

@@ -108,11 +108,7 @@ class ParameterBinding:
             if self._buffers:
                 tensors = self._with_changed(tensors)
             assigned = self._assigned(tensors)
-            for index in assigned - self._buffers:
-                raise RuntimeError(
-                    f"{self._weights[index].name} was replaced while it is streamed from its file; call "
-                    "model.streaming.close() first, and assign it then"
-                )
+            self._refuse_assigned(assigned)
             if self._users == 0:
                 # A kept buffer is compared with nothing: it stays.
                 streamed = [index for index in self._buffers if self._changed.get(self.originals[index]) is None]
@@ -148,6 +144,18 @@ class ParameterBinding:
             raise RuntimeError(
                 f"{lost} was changed in place while it is streamed from its file, and the change will be lost; open "
                 "the model again, or call model.streaming.close() first and change it then"
+            )
+
+    def check(self) -> None:
+        """Raise if somebody has assigned another tensor to a parameter that is on disk."""
+        with self._lock:
+            self._refuse_assigned(self._assigned(self._placeholders))
+
+    def _refuse_assigned(self, assigned: frozenset[int]) -> None:
+        for index in assigned - self._buffers:
+            raise RuntimeError(
+                f"{self._weights[index].name} was replaced while it is streamed from its file; call "
+                "model.streaming.close() first, and assign it then"
             )
 
     def _with_changed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -283,6 +291,19 @@ def _views(memory: torch.Tensor, leaf: Any) -> bool:
     address = leaf.data_ptr() if memory.is_cuda and type(leaf) is torch.Tensor else address_of(leaf)
     begin = memory.data_ptr()
     return address is not None and begin <= address < begin + memory.nbytes
+
+
+def checked_wrapper(name: str, binding: ParameterBinding) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a wrapper for a module whose weight stays on disk: only rows of it are looked up."""
+
+    def around(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            binding.check()
+            return refuse_backward(name, forward(*args, **kwargs))
+
+        return run
+
+    return around
 
 
 def refuse_backward(name: str, output: Any) -> Any:

@@ -8,12 +8,18 @@ import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
-from torch import nn
 
 from deepnvme._deepnvme import _row_page_bytes, _SparseRowCache
 from deepnvme._stream.calling_threads import ThreadTurns
 from deepnvme._stream.memory_budget import PAGE_BYTES
-from deepnvme._stream.parameter_binding import ParameterBinding, get_weight, refuse_backward, view_weight, without_views
+from deepnvme._stream.parameter_binding import (
+    ParameterBinding,
+    checked_wrapper,
+    get_weight,
+    refuse_backward,
+    view_weight,
+    without_views,
+)
 from deepnvme._stream.weight_origin import FLOATS, stored_ranges
 
 if TYPE_CHECKING:
@@ -77,7 +83,7 @@ class RowCache:
                 at += origin.memory_nbytes
             items += count
         self._cache = _SparseRowCache(list(files.sources), tensors, at, memory, files.engine)
-        self._turns = ThreadTurns(calls.check)
+        self._turns, self._calls = ThreadTurns(calls.check), calls
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
         self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), calls, changed) for lookup in lookups]
         self._views = [
@@ -108,12 +114,11 @@ class RowCache:
 
     def _wrapper_of(self, index: int) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Make a wrapper that runs a module with the needed rows in memory."""
-        lookup = self._lookups[index]
+        lookup, binding = self._lookups[index], self._bindings[index]
         if lookup.argument is None:
-            self._bindings[index].set_look_up(functools.partial(self._look_up, index))
-            return lambda forward: lambda *args, **kwargs: refuse_backward(lookup.name, forward(*args, **kwargs))
+            binding.set_look_up(self._calls.counted(functools.partial(self._look_up, index)))
+            return checked_wrapper(lookup.name, binding)
         position, name = lookup.argument
-        is_rows = isinstance(lookup.module, nn.Embedding)
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -122,12 +127,10 @@ class RowCache:
                     raise TypeError(
                         f"{lookup.name}: {name} is a {type(indices).__name__}; it must be a tensor of indices"
                     )
-
-                def with_items(items: list[int], some: torch.Tensor | None) -> Any:
-                    call = functools.partial(forward, *args, **kwargs)
-                    return self._bound(index, items, call if some is None else functools.partial(forward, some))
-
-                return self._in_parts(index, indices, with_items, can_divide=is_rows)
+                call = functools.partial(forward, *args, **kwargs)
+                return self._in_parts(
+                    index, indices, lambda items, _: self._bound(index, items, call), can_divide=False
+                )
 
             return run
 
@@ -136,7 +139,7 @@ class RowCache:
     def _look_up(
         self, index: int, indices: torch.Tensor, embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     ) -> Any:
-        """Look rows up for an embedding whose forward calls that of torch."""
+        """Look the rows up that torch's embedding asks for."""
 
         def with_items(items: list[int], some: torch.Tensor | None) -> Any:
             return self._held(items, lambda: embed(self._views[index][0], indices if some is None else some))

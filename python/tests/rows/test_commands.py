@@ -164,6 +164,19 @@ def test_pack_copies_the_rows_of_a_trace(source: Path, tmp_path: Path, command: 
     assert command("inspect", tmp_path / "rows", "--json").answer["packed"]["hot_rows"] == 2
 
 
+def test_pack_replaces_no_file_of_its_source(tmp_path: Path, command: Callable[..., Done]) -> None:
+    parts = {f"table.{index}": torch.randn(50, 8) for index in range(2)}
+    deepnvme.save(parts, tmp_path / "model.safetensors", max_shard_bytes=1700)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert len(before) == 3
+    for source in (tmp_path, tmp_path / "model.safetensors.index.json"):
+        for target in before:
+            done = command("pack", source, target, "--tensor", "table.1")
+            assert (done.status, done.stdout) == (2, "")
+            assert "is a file of the source" in done.stderr
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_several_tensors_and_raw_files(tmp_path: Path, raw: tuple[object, ...], command: Callable[..., Done]) -> None:
     parts = {"a": torch.randn(30, 8), "b": torch.randn(20, 8)}
     deepnvme.save(parts, tmp_path / "parts.pt")

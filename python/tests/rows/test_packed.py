@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import struct
 from typing import TYPE_CHECKING, Any
@@ -141,7 +142,7 @@ SIZES = ("rows", "row_bytes", "rows_per_block", "block_bytes")
 NO_SIZES: list[Any] = [0, -1, 1 << 61, 1.5, "x", None, True, [1]]
 CHANGES = [
     *(other(key, value) for key in SIZES for value in NO_SIZES),
-    *(other("row.dtype", value) for value in ("float64", "nn", "__name__", "save", 3, None)),
+    *(other("row.dtype", value) for value in ("float64", "nn", "__name__", "save", "qint32", 3, None)),
     *(other("row.shape", value) for value in ([], [41], [40, 2], [-40], "x", None, [1 << 40, 1 << 40])),
     *(other("row.scales", value) for value in ({"dtype": "float32", "count": 1}, {"count": 1}, 7, None)),
     lambda description: description.pop("row"),
@@ -191,6 +192,49 @@ def test_hot_rows_are_read_together(source: Path, tmp_path: Path) -> None:
             assert store.verify() == (80 if given is None else 90)
     assert read[1] < read[0] / 3
     assert (tmp_path / "hot").stat().st_size < (tmp_path / "plain").stat().st_size * 1.15
+
+
+@pytest.mark.parametrize("trace", [None, list(range(200)) * 2])
+def test_too_little_memory_replaces_nothing(source: Path, tmp_path: Path, trace: Any) -> None:
+    path = tmp_path / "rows"
+    path.write_bytes(b"before")
+    with pytest.raises(ValueError, match="bytes of memory are too few") as raised:
+        deepnvme.RowStore.create(path, source, "table", memory="1kB", trace=trace)
+    assert path.read_bytes() == b"before"
+    least = raised.value.memory_bytes_min  # type: ignore[attr-defined]
+    deepnvme.RowStore.create(path, source, "table", memory=least, trace=trace).close()
+    with pytest.raises(ValueError, match="bytes of memory are too few"):
+        deepnvme.RowStore(path, memory=least - 1)
+    path.write_bytes(b"before")
+    with pytest.raises(ValueError, match="bytes of memory are too few"):
+        deepnvme.RowStore.create(path, source, "table", memory=least - 1, trace=trace)
+    assert path.read_bytes() == b"before"
+
+
+def test_a_long_list_of_hot_rows_is_not_read_beyond_the_memory(source: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=[9, 9, 4, 4]).close()
+    content = path.read_bytes()
+    (nbytes,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + nbytes])
+    hot, rows = 1 << 27, 1 << 31
+    description: dict[str, Any] = {
+        "version": 1,
+        "rows": rows,
+        "row_bytes": 1,
+        "rows_per_block": 4092,
+        "block_bytes": 4096,
+    }
+    description |= {"row": {"shape": [1], "dtype": "uint8"}, "hot": {"rows": hot, "crc32c": 0}}
+    blocks = -(-(rows + hot) // 4092)
+    header["__metadata__"]["deepnvme.rows"] = json.dumps(description)
+    header["rows"] = {"dtype": "U8", "shape": [blocks, 4096], "data_offsets": [0, blocks * 4096]}
+    header["hot_rows"] |= {"shape": [hot], "data_offsets": [blocks * 4096, blocks * 4096 + hot * 4]}
+    text = json.dumps(header).encode().ljust(nbytes)
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+    os.truncate(path, 8 + len(text) + blocks * 4096 + hot * 4)
+    with pytest.raises(ValueError, match="bytes of memory are too few"):
+        deepnvme.RowStore(path, memory="1MB")
 
 
 def test_hot_rows_have_their_scales(source: Path, tmp_path: Path) -> None:

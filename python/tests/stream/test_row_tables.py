@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -140,8 +142,84 @@ class Hidden(nn.Embedding):
         return self.weight.mean(0)
 
 
+def helper(module: nn.Embedding) -> torch.Tensor:
+    return module.weight.mean(0)
+
+
+def wrapped(forward: Any) -> Any:
+    @functools.wraps(forward)
+    def run(self: Any, ids: torch.Tensor) -> Any:
+        return forward(self, ids) * self.weight.mean()
+
+    return run
+
+
+class Sly(nn.Embedding):
+    """Uses its weight in a way that its code does not show at first sight."""
+
+    def __init__(self) -> None:
+        super().__init__(ROWS, WIDTH)
+
+    @property
+    def mean(self) -> torch.Tensor:
+        return self.weight.mean(0)
+
+
+class ByName(Sly):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        found: torch.Tensor = super().forward(input) - getattr(self, "weight").mean(0)  # noqa: B009
+        return found
+
+
+class ByHelper(Sly):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(input) - helper(self)
+
+
+class ByClosure(Sly):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        mean: Callable[[], torch.Tensor] = lambda: self.weight.mean(0)  # noqa: E731
+        found: torch.Tensor = super().forward(input) - mean()
+        return found
+
+
+class ByProperty(Sly):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(input) - self.mean
+
+
+class ByDict(Sly):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        weight: Any = self._parameters["weight"]
+        found: torch.Tensor = super().forward(input) - weight.mean(0)
+        return found
+
+
+class ByAttribute(Sly):
+    def __init__(self) -> None:
+        super().__init__()
+        self.find: Callable[[], torch.Tensor] = lambda: self.weight.mean(0)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        found: torch.Tensor = super().forward(input) - self.find()
+        return found
+
+
+class ByWrapper(Sly):
+    @wrapped
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002
+        return super().forward(input)
+
+
+class ByInstance(Sly):
+    def __init__(self) -> None:
+        super().__init__()
+        self.forward = lambda ids: functional.embedding(ids + 100, self.weight)  # type: ignore[assignment, method-assign]
+
+
 BY_ROWS = [Scaled, ScaledAgain, Normed, Positions]
-AS_A_WHOLE = [Whole, Direct, Hidden]
+SLY = [ByName, ByHelper, ByClosure, ByProperty, ByDict, ByAttribute, ByWrapper, ByInstance]
+AS_A_WHOLE = [Whole, Direct, Hidden, *SLY]
 
 
 class Net(nn.Module):
@@ -202,6 +280,44 @@ def test_gathered_rows_are_those_in_memory(tmp_path: Path, streamed: Callable[..
         with torch.no_grad():
             assert torch.equal(other(ids), net(ids))
     assert (other.streaming.stats().row_waits > 0) == is_by_rows
+
+
+def test_patched_look_ups_get_their_rows(
+    tmp_path: Path, streamed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library replaces torch's look-up."""
+    net, other = nets(nn.Embedding, tmp_path)
+    monkeypatch.setattr(nn.Embedding, "forward", lambda self, ids: functional.embedding(ids + 7, self.weight))
+    other = streamed(other, weights=tmp_path / "net.safetensors", memory=ROWS * WIDTH)
+    ids = torch.arange(40)
+    own = functional.embedding
+    monkeypatch.setattr(functional, "embedding", lambda ids, *arguments: own(ids + 100, *arguments))
+    with torch.no_grad():
+        assert torch.equal(other(ids), net(ids))
+        # The parent looks rows up by itself.
+        assert torch.equal(own(ids, other.table.weight), own(ids, net.table.weight))
+
+
+def test_a_thread_that_looks_rows_up_beside_a_call(tmp_path: Path, streamed: Callable[..., Any]) -> None:
+    net, other = nets(nn.Embedding, tmp_path)
+    other = streamed(other, weights=tmp_path / "net.safetensors", memory=ROWS * WIDTH)
+    is_done = threading.Event()
+
+    def call() -> None:
+        while not is_done.is_set():
+            with torch.no_grad():
+                other(torch.randint(0, ROWS, (2000,)))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        for _ in range(200):
+            ids = torch.randint(0, ROWS, (5,))
+            with torch.no_grad():
+                assert torch.equal(functional.embedding(ids, other.table.weight), net.table.weight[ids])
+    finally:
+        is_done.set()
+        thread.join()
 
 
 def test_threads_look_rows_up(
