@@ -362,7 +362,7 @@ def test_arrays_and_single_ids(tmp_path: Path, table: torch.Tensor) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert torch.equal(store.gather(array), table[5:7].unsqueeze(0))
-            assert torch.equal(store.gather(array[:, ::-1]), table[[[6, 5]]])
+            assert torch.equal(store.gather(array[:, ::-1]), table[[6, 5]].unsqueeze(0))
         nested: list[Any] = [[], []]
         assert torch.equal(store.gather(7), table[7])  # type: ignore[arg-type]
         assert store.gather(nested).shape == (2, 0, 80)
