@@ -258,6 +258,7 @@ def test_a_baseline_that_is_not_installed_is_left_out(
         ("pack source.safetensors new --tensor table --trace raw.bin", 1, "raw.bin"),
         ("pack source.safetensors new --tensor table --trace source.safetensors", 2, "a trace is one tensor of ids"),
         ("pack source.safetensors new --tensor table --trace bad.npy", 1, "no array of numbers"),
+        ("pack source.safetensors new --tensor table --trace objects.npy", 1, "no array of numbers"),
         ("pack source.safetensors new --tensor table --trace far.npy", 2, "trace has the id 2000, which is no row"),
         ("pack source.safetensors new --tensor table --trace floats.npy", 2, "they must be integers"),
         ("bench source.safetensors", 2, "is no packed table; name a tensor with --tensor"),
@@ -276,6 +277,7 @@ def test_mistakes_are_sentences(
     monkeypatch.chdir(tmp_path)
     deepnvme.RowStore.create("rows", source, "table", memory="1MB").close()
     Path("bad.npy").write_bytes(b"\x93NUMPY bad")
+    np.save("objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     np.save("far.npy", np.array([1, 2000]))
     np.save("floats.npy", np.ones(3))
     before = sorted(tmp_path.iterdir())
