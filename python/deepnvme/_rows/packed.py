@@ -66,8 +66,9 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
     storages = storage_entries(reader)
     stored = {entry.name: storages[entry.storage] for entry in tensor_entries(reader)}
     try:
-        packed = _parse(files[0].path, json.loads(text), (reader, stored[_TENSOR].offset))
-        hot = _parse_hot(json.loads(text), stored.get(_HOT_TENSOR))
+        description = json.loads(text)
+        packed = _parse(files[0].path, description, (reader, stored[_TENSOR].offset))
+        hot = _parse_hot(description, stored.get(_HOT_TENSOR))
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         msg = f"{request.name}: the description of the packed table is damaged ({error}); pack the table again"
         raise CorruptFileError(msg) from error

@@ -1,6 +1,7 @@
 """Run models whose weights stay on disk.
 
 - ``streaming``: the public API, :func:`stream` and :class:`Streaming`.
+- ``arguments``: checks the arguments of :func:`stream`.
 - ``model_files``, ``weight_origin``, ``weight_provenance``, ``huggingface``: find the bytes of each weight.
 - ``config_limits``: refuses a hostile ``config.json`` before transformers reads it.
 - ``memory_budget``, ``planner``: decide what is loaded together, and where in memory. Pure.

@@ -14,6 +14,7 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
+from deepnvme._stream.arguments import check_type, checked_device, parse_dtype
 from deepnvme._stream.calling_threads import RunningCalls
 from deepnvme._stream.gathered_rows import GatheredRows
 from deepnvme._stream.layer_cache import LayerCache
@@ -28,14 +29,11 @@ from deepnvme._stream.weight_origin import WeightFiles
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
 from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
 from deepnvme._utils.public import public
-from deepnvme._utils.tensors import check_device, checked_dtype, parsed_device
-from deepnvme.errors import ClosedError, InvalidArgumentError, NotFolderError, NotFoundError, UnsupportedError
+from deepnvme.errors import ClosedError, NotFolderError, NotFoundError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.
 _TOKENS_MAX = 1 << 31
 _PREFETCH_LAYERS_MAX = 1 << 20
-# Short names of dtypes, as those of `deepnvme pack`. The names of torch are accepted as well.
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # Part of the error about a folder without a model.
 _NO_WEIGHTS = "the folder has none of"
 
@@ -405,12 +403,12 @@ def stream(
     """
     check_choice(verify, "verify", ("off", "sample", "full"))
     check_engine(engine)
-    _check_type(model)
-    dtype = _parse_dtype(dtype)
+    check_type(model)
+    dtype = parse_dtype(dtype)
     nbytes = parse_bytes(memory)
     if prefetch_layers is not None:
         prefetch_layers = whole(prefetch_layers, "prefetch_layers", 0, _PREFETCH_LAYERS_MAX)
-    place = _check_device(device)
+    place = checked_device(device)
     if isinstance(model, nn.Module):
         earlier = getattr(model, "streaming", None)
         if isinstance(earlier, Streaming) and not earlier.is_restored:
@@ -435,22 +433,6 @@ def stream(
     return built
 
 
-def _check_type(model: object) -> None:
-    if not isinstance(model, str | bytes | os.PathLike | nn.Module):
-        raise TypeError(f"model is {type(model).__name__}; it must be a folder, or a torch.nn.Module")
-
-
-def _parse_dtype(dtype: object) -> Any:
-    """Return ``"auto"`` or the dtype that an argument names."""
-    if not isinstance(dtype, str):
-        return checked_dtype(dtype)
-    found = _DTYPES.get(dtype, getattr(torch, dtype, None))
-    if dtype == "auto" or isinstance(found, torch.dtype):
-        return found or dtype
-    words = ", ".join(map(repr, ("auto", *_DTYPES)))
-    raise InvalidArgumentError(f"dtype is {dtype!r}; it must be one of {words}, or a torch.dtype")
-
-
 def _open_folder(
     model: str | PathLike[str], options: dict[str, Any], weights: Any, engine: Engine | None, verify: str
 ) -> tuple[Path, ModelFiles]:
@@ -472,16 +454,6 @@ def _open_folder(
             f"the model folder has no weights (model.safetensors, or files with an index); {remedy}",
             str(folder),
         ) from error
-
-
-def _check_device(device: str | torch.device) -> torch.device:
-    place = parsed_device(device)
-    if place.type == "cuda" and getattr(torch.version, "hip", None):
-        raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
-    if place.type not in {"cpu", "cuda"}:
-        raise UnsupportedError(f"weights can be streamed to the CPU and to CUDA devices, not to {place}")
-    check_device(place)
-    return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place
 
 
 def _name_of(model: nn.Module) -> str:

@@ -388,3 +388,23 @@ def test_a_model_is_streamed_through_a_gpu(tmp_path: Path, part: float, dtype: s
         assert torch.equal(model(question).logits, expected(question).logits)
     assert model.streaming.stats().bytes_read > 0
     model.streaming.close()
+
+
+def test_ids_on_the_gpu(tmp_path: Path) -> None:
+    """torch itself copies ids to the host."""
+    table = torch.randn(5000, 300)
+    deepnvme.save({"table": table}, tmp_path / "table.safetensors")
+    with deepnvme.RowStore(tmp_path / "table.safetensors", "table", memory="2MB") as store:
+        ids = torch.randint(0, 5000, (7, 30), device="cuda")
+        store.prefetch(ids)
+        assert torch.equal(store.gather(ids), table[ids.cpu()])
+        embedding = deepnvme.nn.DiskEmbedding(store, padding_idx=3, scale=2.0)
+        ids[0, :5] = 3
+        expected = table[ids.cpu()] * 2.0
+        expected[ids.cpu() == 3] = 0
+        for module in (embedding, embedding.to("cuda")):
+            rows = module(ids)
+            assert rows.is_cuda
+            assert torch.equal(rows.cpu(), expected)
+        half = embedding.to(torch.bfloat16)(ids)
+        assert torch.equal(half.cpu(), expected.to(torch.bfloat16))

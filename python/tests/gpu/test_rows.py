@@ -1,4 +1,4 @@
-"""``RowStore`` and ``DiskEmbedding`` with tensors on GPUs: the rows of the table, in stream order."""
+"""``RowStore`` with tensors on GPUs: the rows of the table, in stream order."""
 
 from __future__ import annotations
 
@@ -91,22 +91,3 @@ def test_rows_are_visible_to_the_next_kernel(gpu: Any, store: deepnvme.RowStore,
         gpu.late(copy, out, 0)
         gpu.close()
         assert bits(gpu.to_host(copy)) == bits(table[:3000])
-
-
-def test_ids_on_the_gpu(gpu: Any, store: deepnvme.RowStore, table: torch.Tensor) -> None:
-    if not gpu.is_real:
-        pytest.skip("torch itself copies ids, and the fake driver is not torch's")
-    with store:
-        ids = torch.randint(0, ROWS, (7, 30), device="cuda")
-        store.prefetch(ids)
-        assert torch.equal(store.gather(ids), table[ids.cpu()])
-        embedding = deepnvme.nn.DiskEmbedding(store, padding_idx=3, scale=2.0)
-        ids[0, :5] = 3
-        expected = table[ids.cpu()] * 2.0
-        expected[ids.cpu() == 3] = 0
-        for module in (embedding, embedding.to("cuda")):
-            rows = module(ids)
-            assert rows.is_cuda
-            assert torch.equal(rows.cpu(), expected)
-        half = embedding.to(torch.bfloat16)(ids)
-        assert torch.equal(half.cpu(), expected.to(torch.bfloat16))

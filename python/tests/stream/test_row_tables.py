@@ -49,7 +49,7 @@ def test_models_with_a_table(models: SmallModels, streamed: Callable[..., Any], 
 
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan and gather as for a GPU. Memory for rows is beside that of the model then."""
+    """Plan and gather as for a GPU. Host memory for rows then comes on top of ``memory``."""
     monkeypatch.setattr(streaming, "is_on_host", lambda _: False)
 
 
