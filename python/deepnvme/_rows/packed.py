@@ -100,7 +100,7 @@ def _parse(path: Any, described: dict[str, Any], place: tuple[_CheckpointReader,
     dtype, shape = _dtype(row["dtype"]), tuple(_size(size) for size in row["shape"])
     scales = None
     scale_bytes = 0
-    if "scales" in row:
+    if row.get("scales") is not None:
         scales = _dtype(row["scales"]["dtype"]), _size(row["scales"]["count"])
         scale_bytes = scales[0].itemsize * scales[1]
     reader, offset = place
