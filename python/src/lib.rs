@@ -95,7 +95,10 @@ mod _deepnvme {
         rows::{_pack_rows, PyGather, PyRowStore},
         settings::_parse_bytes,
         stats::Stats,
-        streaming::{_cacheable_bytes, _packed_tensors, _row_page_bytes, PySparseRowCache, PyStoredTensor, PyStreamer},
+        streaming::{
+            _cacheable_bytes, _packed_tensors, _row_page_bytes, _sees_used_pages, PySparseRowCache, PyStoredTensor,
+            PyStreamer,
+        },
         swap::{BorrowScope, PyBorrowed, PySwapper},
         timeline::Trace,
         transfer::{Progress, PyTransfer},

@@ -75,7 +75,7 @@ pub use raw_memory::Owner;
 pub use region::Region;
 pub use region_mut::RegionMut;
 pub use registrable_range::RegistrableRange;
-pub use reserved_range::ReservedRange;
+pub use reserved_range::{ReservedRange, sees_used_pages};
 pub use rows::Rows;
 pub use shared_bytes::{TensorPlace, first_shared};
 pub use strided::{DIMS_MAX, Strided};

@@ -9,6 +9,9 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::Alignment;
 
+/// Pages that one system call asks about. Their flags fit into the second-level cache.
+const PAGES_ASKED_MAX: usize = 64 << 10;
+
 /// Whole pages of zeroed, private memory. Never empty.
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -82,6 +85,37 @@ impl Mapping {
         // reference to its bytes. Readers find zeros.
         let discarded = unsafe { madvise(self.start.as_ptr().add(from).cast(), to - from, Advice::LinuxDontNeed) };
         debug_assert!(discarded.is_ok(), "discarding unlocked pages does not fail: {discarded:?}");
+    }
+
+    /// Finds the first page with memory from `range.start` on, and returns its offset.
+    ///
+    /// # Errors
+    /// `ENOMEM` if the range ends beyond the mapping, `ENOSYS` where a sandbox has no such call.
+    pub(crate) fn first_page_with_memory(&self, range: Range<usize>) -> io::Result<Option<usize>> {
+        let page_bytes = rustix::param::page_size();
+        let mut from = range.start / page_bytes * page_bytes;
+        let end = range.end.next_multiple_of(page_bytes);
+        if end > self.mapped_bytes {
+            return Err(Errno::NOMEM.into());
+        }
+        let mut flags = vec![0_u8; PAGES_ASKED_MAX.min(end.saturating_sub(from) / page_bytes)];
+        while from < end {
+            let pages = flags.len().min((end - from) / page_bytes);
+            // SAFETY: these pages belong to this mapping, and `flags` has a byte for each of them.
+            let answer = unsafe {
+                libc::mincore(self.start.as_ptr().add(from).cast(), pages * page_bytes, flags.as_mut_ptr().cast())
+            };
+            if answer != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // This first question vectorises, and nearly always has the answer "none".
+            let is_any = flags[..pages].iter().fold(0, |all, flag| all | flag) & 1 != 0;
+            if is_any && let Some(page) = flags[..pages].iter().position(|flag| flag & 1 != 0) {
+                return Ok(Some(from + page * page_bytes));
+            }
+            from += pages * page_bytes;
+        }
+        Ok(None)
     }
 
     pub(crate) fn mapped_bytes(&self) -> usize {

@@ -94,15 +94,72 @@ impl ReservedRange {
         self.mapping.discard(range.start..end);
     }
 
+    /// Finds the first page of the range that was read or written since it was reserved or discarded, and returns its
+    /// offset. Pages count as [`small`](rustix::param::page_size) ones; partly covered pages are included.
+    ///
+    /// [`sees_used_pages`] says whether the answer can be trusted.
+    ///
+    /// # Errors
+    /// That of `mincore`, which some sandboxes lack.
+    ///
+    /// # Panics
+    /// If the range is out of bounds.
+    pub fn first_used_page(&self, range: Range<usize>) -> io::Result<Option<usize>> {
+        self.assert_inside(&range);
+        self.mapping.first_page_with_memory(range)
+    }
+
     fn assert_inside(&self, range: &Range<usize>) {
         let is_inside = range.start <= range.end && range.end <= self.bytes;
         assert!(is_inside, "{range:?} is outside a range of {} bytes", self.bytes);
     }
 }
 
+/// Whether [`ReservedRange::first_used_page`] finds the pages that were used, and no others.
+///
+/// Some sandboxes report that all pages have memory, and after `mlockall(MCL_FUTURE)` they do.
+#[must_use]
+pub fn sees_used_pages() -> bool {
+    sees_used_pages_of_new_range().unwrap_or(false)
+}
+
+fn sees_used_pages_of_new_range() -> io::Result<bool> {
+    let page_bytes = rustix::param::page_size();
+    let range = ReservedRange::new(3 * page_bytes, page_bytes)?;
+    let is_untouched = range.first_used_page(0..3 * page_bytes)?.is_none();
+    let mut byte = [1];
+    range.region_mut(page_bytes..page_bytes + 1).region().copy_to_slice(0, &mut byte);
+    let found = range.first_used_page(0..3 * page_bytes)?;
+    let is_after = range.first_used_page(2 * page_bytes..3 * page_bytes)?.is_none();
+    Ok(is_untouched && found == Some(page_bytes) && is_after)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg_attr(miri, ignore = "miri has no mincore")]
+    fn used_pages_are_found() {
+        let page = rustix::param::page_size();
+        // More pages than one system call asks about.
+        let bytes = (200 << 10) * page;
+        let reserved = ReservedRange::new(bytes, page).unwrap();
+        assert!(sees_used_pages());
+        assert_eq!(reserved.first_used_page(0..bytes).unwrap(), None);
+        assert_eq!(reserved.first_used_page(5..5).unwrap(), None);
+        let mut byte = [1];
+        for at in [0, 7, 64 << 10, (200 << 10) - 1] {
+            reserved.region_mut(at * page + 3..at * page + 4).region().copy_to_slice(0, &mut byte);
+            for from in [0, at * page, at * page + 1, at * page + page - 1] {
+                assert_eq!(reserved.first_used_page(from..bytes).unwrap(), Some(at * page), "from {from}");
+            }
+            assert_eq!(reserved.first_used_page(0..at * page).unwrap(), None);
+            assert_eq!(reserved.first_used_page((at + 1) * page..bytes).unwrap(), None);
+            reserved.discard(at * page..(at + 1) * page);
+            assert_eq!(reserved.first_used_page(0..bytes).unwrap(), None, "page {at} was discarded");
+        }
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "miri has no pages to give back")]

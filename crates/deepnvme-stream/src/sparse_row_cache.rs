@@ -1,6 +1,7 @@
 //! Rows of large tensors, of which few are used at a time: rows of an embedding, experts of a layer.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
 
@@ -286,6 +287,46 @@ impl SparseRowCache {
                 cached.holds = cached.holds.saturating_sub(1);
             }
         }
+    }
+
+    /// Finds a row of the tensors that contain `row` that somebody used while it was not in memory. What they read was
+    /// not the row's bytes. Forgets this use, so that it is found once.
+    ///
+    /// A use is found if it touched a page without cached rows. So it is found for rows of two pages or more, wherever
+    /// they start, unless the use was restricted to their ends. `deepnvme_io::mem::sees_used_pages` says whether uses
+    /// can be found here at all.
+    ///
+    /// # Errors
+    /// That of `mincore`.
+    pub fn find_use_of_missing_row(&self, row: usize) -> io::Result<Option<usize>> {
+        // The lock keeps rows from being fetched or evicted meanwhile.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let page_bytes = self.memory.page_bytes();
+        for tensor in self.tensors_of(row) {
+            let rows = tensor.first_row..tensor.first_row + tensor.rows;
+            let mut from = rows.start;
+            while let Some(first) = (from..rows.end).find(|row| !state.cached.contains_key(row)) {
+                from = (first..rows.end).find(|row| state.cached.contains_key(row)).unwrap_or(rows.end);
+                let (start, end) = (bytes_of(tensor, first).start, bytes_of(tensor, from - 1).end);
+                // Only the pages at both ends may contain cached rows as well.
+                let mut pages = start / page_bytes..end.div_ceil(page_bytes);
+                while pages.start < pages.end && state.pages.contains_key(&pages.start) {
+                    pages.start += 1;
+                }
+                while pages.start < pages.end && state.pages.contains_key(&(pages.end - 1)) {
+                    pages.end -= 1;
+                }
+                let free = pages.start * page_bytes..(pages.end * page_bytes).min(self.memory.bytes());
+                if free.is_empty() {
+                    continue;
+                }
+                if let Some(used) = self.memory.first_used_page(free.clone())? {
+                    self.memory.discard(free);
+                    return Ok(Some(first + used.saturating_sub(start) / tensor.row_bytes));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Counters since the cache was created; hits and waits count rows.

@@ -168,10 +168,12 @@ proptest! {
                     for item in &wanted {
                         prop_assert!(world.has(*item));
                     }
+                    prop_assert_eq!(world.cache.find_use_of_missing_row(0).unwrap(), None);
                     world.cache.release(&wanted);
                 }
                 Err(error) => prop_assert!(matches!(error, Error::TooMany { .. }) && bytes > bound, "{error}"),
             }
+            prop_assert_eq!(world.cache.find_use_of_missing_row(items - 1).unwrap(), None);
         }
     }
 
@@ -201,6 +203,40 @@ proptest! {
                 Err(error) => prop_assert!(eio > 0 && matches!(error, Error::Io(_)), "{error}"),
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+    #[test]
+    fn uses_of_missing_rows_are_found(
+        items in 2..40usize, row_bytes in 8191..30_000usize, piece_bytes in 4096..15_000usize, kept in 2..12usize,
+        is_second: bool, used in any::<prop::sample::Index>(),
+        requests in proptest::collection::vec(proptest::collection::vec(any::<prop::sample::Index>(), 0..3), 1..10),
+    ) {
+        let world = World::new(Shape::even(items, row_bytes, piece_bytes, kept));
+        for request in requests {
+            let wanted: Vec<usize> = request.iter().map(|index| index.index(items)).collect();
+            if world.cache.acquire(&wanted).is_err() {
+                continue;
+            }
+            let used = used.index(items);
+            let (at, bytes) = if is_second { (world.parts[1].0, 2 * piece_bytes) } else { (0, row_bytes) };
+            world.memory.region_mut(at + used * bytes..at + (used + 1) * bytes).region().copy_to_slice(0, &mut vec![0; bytes]);
+            let found = world.cache.find_use_of_missing_row(0).unwrap();
+            if let Some(found) = found {
+                // The first page may begin with the end of the row before.
+                prop_assert!(found == used || found + 1 == used, "{found}, not {used}");
+                prop_assert!(!wanted.contains(&used));
+            } else {
+                // It is wanted, or still there from before.
+                prop_assert!(world.has(used));
+            }
+            prop_assert_eq!(world.cache.find_use_of_missing_row(0).unwrap(), None, "found once");
+            prop_assert!(wanted.iter().all(|item| world.has(*item)));
+            world.cache.release(&wanted);
+        }
+        prop_assert!(world.resident_bytes() <= world.bound());
     }
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import inspect
 import itertools
+import mmap
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,15 @@ from torch import nn
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    import torch
+
 # Experts, rows, columns.
 _MATRICES_NDIM = 3
+
+# The use of an expert that was not loaded is only noticed for experts of two pages or more. Weights with smaller rows,
+# such as biases and scales, stay in memory as long as they are few.
+_EXPERT_BYTES_MIN = 2 * mmap.PAGESIZE
+_SMALL_ROWS_FRACTION_MAX = 1 / 16
 
 
 @dataclass(frozen=True)
@@ -204,12 +212,20 @@ class _Partitioner:
             return is_large and only_looks_rows_up(module)
         own = self._bytes_of_own(module)
         is_large = self._limits.experts_bytes_min is not None and own >= max(self._limits.experts_bytes_min, 1)
-        return is_large and own == self._bytes(module) and experts_argument(module) is not None
+        if not is_large or own != self._bytes(module) or experts_argument(module) is None:
+            return False
+        small = [tensor for tensor in own_tensors(module) if not self._has_large_rows(tensor)]
+        return sum(self._sizes.get(id(tensor), 0) for tensor in small) <= own * _SMALL_ROWS_FRACTION_MAX
+
+    def _has_large_rows(self, tensor: torch.Tensor) -> bool:
+        return tensor.ndim > 0 and self._sizes.get(id(tensor), 0) >= _EXPERT_BYTES_MIN * tensor.shape[0]
 
     def _add_lookup(self, name: str, module: nn.Module) -> None:
         own = list(self._own(name, module))
         if not isinstance(module, nn.Embedding):
-            self._found.lookups.append(RowLookup(name, module, own, experts_argument(module)))
+            rows = [weight for weight in own if self._has_large_rows(getattr(module, weight.attribute))]
+            self._found.lookups.append(RowLookup(name, module, rows, experts_argument(module)))
+            self._found.resident += [weight for weight in own if weight not in rows]
             return
         rows = [weight for weight in own if weight.attribute == "weight"]
         self._found.lookups.append(RowLookup(name, module, rows, None))
@@ -221,8 +237,14 @@ class _Partitioner:
         return id(module) in self._shared and self._bytes(module) > 0
 
     def _bytes_of_own(self, module: nn.Module) -> int:
-        own = {id(tensor) for tensor in (*module._parameters.values(), *module._buffers.values())}  # noqa: SLF001
+        own = {id(tensor) for tensor in own_tensors(module)}
         return sum(self._sizes.get(tensor, 0) for tensor in own)
+
+
+def own_tensors(module: nn.Module) -> list[torch.Tensor]:
+    """List the parameters and buffers of a module, without those of its children."""
+    own = (*module._parameters.values(), *module._buffers.values())  # noqa: SLF001
+    return [tensor for tensor in own if tensor is not None]
 
 
 def only_looks_rows_up(module: nn.Embedding) -> bool:

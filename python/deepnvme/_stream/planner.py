@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from deepnvme._deepnvme import _cacheable_bytes
+from deepnvme._deepnvme import _cacheable_bytes, _sees_used_pages
 from deepnvme._modules.partition import LayerGroup, Limits, Partition, RowLookup, Weight, merge_tied, partition
 from deepnvme._stream.gathered_rows import can_gather
 from deepnvme._stream.memory_budget import (
@@ -113,7 +113,7 @@ class PlanInput:
             resident_bytes_max=min(int(memory * _RESIDENT_FRACTION), _RESIDENT_BYTES_MAX),
             all_resident_bytes_max=int(memory * _ALL_RESIDENT_FRACTION),
             rows_bytes_min=self._rows_bytes_min(memory),
-            experts_bytes_min=int(memory * _EXPERTS_FRACTION) if self.on_host else None,
+            experts_bytes_min=int(memory * _EXPERTS_FRACTION) if self.on_host and _sees_used_pages() else None,
         )
         found = self._partition(limits)
         found.groups = merge_tied(found.groups)

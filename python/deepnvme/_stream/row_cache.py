@@ -21,6 +21,7 @@ from deepnvme._stream.parameter_binding import (
     without_views,
 )
 from deepnvme._stream.weight_origin import FLOATS, stored_ranges
+from deepnvme._utils.public import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,6 +39,10 @@ _ROWS_BYTES_MAX = 64 << 10
 
 # Counters of rows and experts have their own names, apart from those of layers.
 _NAMES = {"hits": "row_hits", "waits": "row_waits", "fetches": "row_fetches"}
+
+
+class _UsesOtherExpertsError(Exception):
+    """A module used experts that were not loaded. Its result is wrong."""
 
 
 class RowCache:
@@ -83,6 +88,8 @@ class RowCache:
                 at += origin.memory_nbytes
             items += count
         self._cache = _SparseRowCache(list(files.sources), tensors, at, memory, files.engine)
+        # Modules that use experts other than the selected ones. All their experts are loaded.
+        self._uses_all: set[int] = set()
         self._turns, self._calls = ThreadTurns(calls.check), calls
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
         self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), calls, changed) for lookup in lookups]
@@ -128,9 +135,19 @@ class RowCache:
                         f"{lookup.name}: {name} is a {type(indices).__name__}; it must be a tensor of indices"
                     )
                 call = functools.partial(forward, *args, **kwargs)
-                return self._in_parts(
-                    index, indices, lambda items, _: self._bound(index, items, call), can_divide=False
-                )
+                if index not in self._uses_all:
+                    try:
+                        return self._in_parts(
+                            index, indices, lambda items, _: self._bound(index, items, call), can_divide=False
+                        )
+                    except _UsesOtherExpertsError:
+                        self._uses_all.add(index)
+                        warn_caller(
+                            f"{lookup.name} uses experts that {name} does not select, so all of its experts are"
+                            f" loaded in each call"
+                        )
+                first, count = self._firsts[index][0], self._counts[index]
+                return self._bound(index, list(range(first, first + count)), call)
 
             return run
 
@@ -172,7 +189,11 @@ class RowCache:
 
         def bound() -> Any:
             binding.bind(self._views[index])
-            return refuse_backward(name, without_views(self._memory, call()))
+            result = call()
+            # The argument's name only suggests that the module uses these experts and no others.
+            if self._cache.find_use_of_missing_row(self._firsts[index][0]) is not None:
+                raise _UsesOtherExpertsError
+            return refuse_backward(name, without_views(self._memory, result))
 
         return self._held(items, bound, binding.unbind)
 

@@ -228,6 +228,13 @@ impl PySparseRowCache {
         py.detach(|| self.cache.acquire(&rows)).map_err(|error| to_exception(py, &error))
     }
 
+    /// Return a row of the tensors that contain ``row`` that was used while it was not in memory, or ``None``. Each use
+    /// is found once.
+    fn find_use_of_missing_row(&self, py: Python<'_>, row: usize) -> PyResult<Option<usize>> {
+        check_process(py, self.pid)?;
+        Ok(py.detach(|| self.cache.find_use_of_missing_row(row))?)
+    }
+
     /// Release these rows.
     #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
     fn release(&self, py: Python<'_>, rows: Vec<usize>) -> PyResult<()> {
@@ -252,6 +259,12 @@ pub(crate) fn _cacheable_bytes(py: Python<'_>, conversions: Vec<Vec<ConversionAr
     };
     let groups = conversions.into_iter().map(group).collect::<PyResult<Vec<_>>>()?;
     Ok(deepnvme_stream::cacheable_bytes(&groups))
+}
+
+/// Whether ``_SparseRowCache.find_use_of_missing_row`` finds uses on this system.
+#[pyfunction]
+pub(crate) fn _sees_used_pages() -> bool {
+    deepnvme_mem::sees_used_pages()
 }
 
 /// Return the page size of memory for rows of this size.
