@@ -10,9 +10,8 @@ from deepnvme._modules.weight_classes import is_on_disk
 from deepnvme._offload.parameter_offload import ParameterOffload
 from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._swap.swapper import Swapper
-from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
-from deepnvme._utils.public import public
+from deepnvme._utils.public import parse_bytes, public
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from deepnvme._offload.residence import Residence, fingerprint
 from deepnvme._offload.state_dicts import ShardSaver, fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
-from deepnvme._utils.arguments import parse_bytes
-from deepnvme._utils.locks import make_lock
-from deepnvme._utils.public import public
+from deepnvme._utils.interrupts import make_lock
+from deepnvme._utils.public import parse_bytes, public
 from deepnvme._utils.tensors import address_of, cast_refusal
 from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
 

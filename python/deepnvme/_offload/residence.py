@@ -12,7 +12,7 @@ import torch
 
 from deepnvme._modules.weight_classes import ON_DISK_NAME, ON_DISK_STRIDE
 from deepnvme._offload.placeholders import ParameterPlaceholder
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:

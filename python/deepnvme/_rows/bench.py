@@ -18,8 +18,8 @@ import torch
 from deepnvme._deepnvme import __version__
 from deepnvme._rows.named_table import NamedTable, Region, dtype_name, find_region, labelled, row_text, size_text
 from deepnvme._rows.row_store import RowStore
-from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import available_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme._utils.terminal import is_terminal, say, show
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 

@@ -16,8 +16,7 @@ from deepnvme._deepnvme import __version__
 from deepnvme._rows import bench
 from deepnvme._rows.locate import Located, list_tables
 from deepnvme._rows.named_table import NamedTable, dtype_name, labelled, row_text, shape_text, size_text
-from deepnvme._utils.python_commands import report_errors
-from deepnvme._utils.terminal import printable, say
+from deepnvme._utils.terminal import printable, report_errors, say
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 _PAGE_BYTES = 4096

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._utils.arguments import shown
-from deepnvme._utils.public import public
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
+from deepnvme._utils.public import public, shown
 from deepnvme.errors import UnsupportedError, WaitTimeoutError
 
 if TYPE_CHECKING:

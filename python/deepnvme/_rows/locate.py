@@ -11,8 +11,7 @@ import torch
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._checkpoint.source_files import SourceFile, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.arguments import shown, whole
-from deepnvme._utils.public import first_of
+from deepnvme._utils.public import first_of, shown, whole
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 

@@ -11,9 +11,8 @@ from deepnvme._deepnvme import _pack_rows, _RowStore
 from deepnvme._rows.gather import Gather, check_ids
 from deepnvme._rows.locate import CONVERTED, FLOATS, SCALES, TableSource, locate_table
 from deepnvme._rows.packed import describe, hot_rows, locate_packed
-from deepnvme._utils.arguments import check_engine, parse_bytes, shown
-from deepnvme._utils.capture import relaxed_capture_for
-from deepnvme._utils.public import public
+from deepnvme._utils.devices import relaxed_capture_for
+from deepnvme._utils.public import check_engine, parse_bytes, public, shown
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from deepnvme._utils.tensors import check_device, checked_dtype, parsed_device
+from deepnvme._utils.devices import check_device, parsed_device
+from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 # Short names of dtypes, as those of `deepnvme pack`. The names of torch are accepted as well.

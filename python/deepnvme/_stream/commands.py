@@ -10,9 +10,8 @@ from typing import Any
 
 from deepnvme._stream.config_limits import check_folder
 from deepnvme._stream.huggingface import find_folder
-from deepnvme._utils.python_commands import report_errors
-from deepnvme._utils.tensors import checked_device
-from deepnvme._utils.terminal import is_terminal, say, show
+from deepnvme._utils.devices import checked_device
+from deepnvme._utils.terminal import is_terminal, report_errors, say, show
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 # Maximum characters of a file of prompts.

@@ -8,9 +8,9 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import Error, UnsupportedError
 
 if TYPE_CHECKING:

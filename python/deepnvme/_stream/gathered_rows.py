@@ -10,7 +10,7 @@ import torch
 from deepnvme._deepnvme import _RowStore
 from deepnvme._stream.parameter_binding import ParameterBinding, checked_wrapper
 from deepnvme._stream.weight_origin import FLOATS
-from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.devices import relaxed_capture_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._stream.config_limits import ORIGINAL_CONFIG, bounded_model, check_folder, drop_foreign_implementations
 from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
-from deepnvme._utils.arguments import to_path
-from deepnvme._utils.public import warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
+from deepnvme._utils.public import to_path, warn_caller
 from deepnvme.errors import Error, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:

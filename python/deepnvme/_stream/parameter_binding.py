@@ -9,7 +9,7 @@ import torch
 
 from deepnvme._modules.calls import with_copies
 from deepnvme._modules.weight_classes import BoundParameter, FixedParameter, Placeholder
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:

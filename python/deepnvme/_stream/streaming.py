@@ -27,8 +27,7 @@ from deepnvme._stream.row_cache import RowCache
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_origin import WeightFiles
 from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
-from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
-from deepnvme._utils.public import public
+from deepnvme._utils.public import check_choice, check_engine, parse_bytes, public, whole
 from deepnvme.errors import ClosedError, NotFolderError, NotFoundError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.

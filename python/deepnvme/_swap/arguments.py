@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from deepnvme._deepnvme import _make_folders
-from deepnvme._utils.arguments import shown
+from deepnvme._utils.public import shown
 
 
 def checked_key(key: object) -> str:

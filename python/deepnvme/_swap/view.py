@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._deepnvme import _BorrowScope
-from deepnvme._utils.arguments import whole
-from deepnvme._utils.public import public
+from deepnvme._utils.public import public, whole
 from deepnvme._utils.tensors import contiguous_exactly, copy_exactly, storage_shortage
 from deepnvme.errors import InvalidArgumentError
 

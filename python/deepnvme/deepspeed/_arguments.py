@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme._utils.public import WHOLE_MAX, whole
 
 # File names as callers pass them, and as the engine takes them.
 FileName: TypeAlias = str | bytes | os.PathLike[str] | StripeSet

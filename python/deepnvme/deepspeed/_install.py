@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.patches import ImportHook, Patches
 from deepnvme._utils.public import public_in
 

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias
 
 import torch
 
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.tensors import pinned_empty
 
 from . import _arguments

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 from deepnvme.optim._parameter_order import flat, stride_of, with_strides_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._deepnvme import Kernel
-from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme._utils.public import WHOLE_MAX, whole
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim._formats import FORMATS, FP32, StateKind
 from deepnvme.optim._gradients import SwappedGradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from deepnvme._modules.weight_classes import ON_DISK_STRIDE
-from deepnvme._utils.memory_order import MemoryOrder, is_dense, row_major
+from deepnvme._utils.tensors import MemoryOrder, is_dense, row_major
 from deepnvme.errors import InvalidArgumentError
 
 

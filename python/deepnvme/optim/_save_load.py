@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deepnvme._utils.arguments import WHOLE_MAX, whole
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.memory_order import MemoryOrder, is_dense_order, row_major
 from deepnvme._utils.metadata_file import open_regular
+from deepnvme._utils.public import WHOLE_MAX, whole
+from deepnvme._utils.tensors import MemoryOrder, is_dense_order, row_major
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
 from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file

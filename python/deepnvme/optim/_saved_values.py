@@ -14,7 +14,7 @@ from deepnvme.optim._formats import BLOCK, FP32, decode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from deepnvme._utils.memory_order import MemoryOrder
+    from deepnvme._utils.tensors import MemoryOrder
     from deepnvme.optim._formats import StateFormat, StateKind
     from deepnvme.optim._state_file import StateExtent
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _CheckpointReader, _ReflinkTarget
 from deepnvme._utils.gc_pause import GcPause, gc_paused
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme.errors import ClosedError, CorruptFileError, Error, OutOfMemoryError, UnsupportedError
 from deepnvme.optim._formats import EIGHT_BIT, FORMATS, StateFormat
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._swap import Swapper
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
