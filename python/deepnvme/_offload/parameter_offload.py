@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from deepnvme._offload.groups import ParameterGroup
-    from deepnvme._swap.stats import SwapStats
+    from deepnvme._swap.values import SwapStats
     from deepnvme._utils.terminal import ProgressArgument
 
 

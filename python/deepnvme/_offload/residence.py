@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._swap.swapper import Swapper
-    from deepnvme._swap.view import Borrowed
+    from deepnvme._swap.values import Borrowed
 
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20

@@ -12,9 +12,19 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Swapper
-from deepnvme._swap.arguments import checked_key, list_of_keys, make_swap_folders
-from deepnvme._swap.stats import SwapStats
-from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
+from deepnvme._swap.values import (
+    Borrowed,
+    SwapStats,
+    check_tensor,
+    checked_key,
+    label_of,
+    list_of_keys,
+    make_swap_folders,
+    parse_label,
+    shape_of,
+    transfer_part,
+    view_tensor,
+)
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import check_engine, check_flag, parse_bytes, public, whole
