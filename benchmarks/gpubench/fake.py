@@ -72,7 +72,7 @@ class FakeGpu:
             filled: dict[str, torch.Tensor] = deepnvme.load(path, into=into, engine=engine, progress=False)
             return filled
         from deepnvme._checkpoint import load_memory  # noqa: PLC0415
-        from deepnvme._utils import tensors  # noqa: PLC0415
+        from deepnvme._utils import devices  # noqa: PLC0415
 
         def make(nbytes: int, _: torch.device) -> torch.Tensor:
             return self.tensor(torch.zeros(nbytes, dtype=torch.uint8))
@@ -80,7 +80,7 @@ class FakeGpu:
         with (
             mock.patch.object(load_memory, "allocate_on_gpu", make),
             mock.patch.object(torch.Tensor, "to", lambda tensor, _: tensor),
-            mock.patch.object(tensors, "_check_cuda", return_value=None),
+            mock.patch.object(devices, "_check_cuda", return_value=None),
         ):
             state: dict[str, torch.Tensor] = deepnvme.load(path, device=self.device, engine=engine, progress=False)
         return state

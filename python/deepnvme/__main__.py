@@ -30,7 +30,7 @@ def main() -> int:
 
                 return demo.run(command[1])
             if command[0].startswith("rows "):
-                from deepnvme._rows import command as rows  # noqa: PLC0415
+                from deepnvme._rows import commands as rows  # noqa: PLC0415
 
                 return rows.run(*command)
             from deepnvme._stream import commands  # noqa: PLC0415

@@ -9,8 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any, Literal
 
 from deepnvme._deepnvme import _command_result
-from deepnvme._utils.arguments import DURABILITIES, check_choice, check_flag, parse_bytes, whole
-from deepnvme._utils.public import public
+from deepnvme._utils.public import DURABILITIES, check_choice, check_flag, parse_bytes, public, whole
 from deepnvme.errors import ChecksumError, Error, InvalidArgumentError, NotFoundError, PermissionDeniedError
 
 if TYPE_CHECKING:

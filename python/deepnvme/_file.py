@@ -10,9 +10,8 @@ import weakref
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
-from deepnvme._utils.arguments import WHOLE_MAX, check_engine, whole
 from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
-from deepnvme._utils.public import public
+from deepnvme._utils.public import WHOLE_MAX, check_engine, public, whole
 from deepnvme.errors import ClosedError, InvalidArgumentError
 
 if TYPE_CHECKING:

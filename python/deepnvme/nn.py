@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from deepnvme._rows.row_store import RowStore
-from deepnvme._utils.arguments import shown
+from deepnvme._utils.public import shown
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import deepnvme
-from deepnvme._utils.arguments import parse_bytes, whole
+from deepnvme._utils.public import parse_bytes, whole
 from deepnvme.errors import InvalidArgumentError
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import deepnvme
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from forked_child import status_of_child
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Where else the package makes locks, and why no child waits for them.
 OTHERS = {
-    "_utils/locks.py": "makes the others; a child that waits for an event looks at the process first",
+    "_utils/interrupts.py": "makes the others; a child that waits for an event looks at the process first",
     "_checkpoint/distributed/process_group.py": "a local variable of the call that waits",
 }
 

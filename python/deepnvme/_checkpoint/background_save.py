@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from deepnvme._utils.locks import POLL_INTERVAL_S, SignalSafeEvent
+from deepnvme._utils.interrupts import POLL_INTERVAL_S, SignalSafeEvent
 from deepnvme.errors import CancelledError, ClosedError, Error
 
 if TYPE_CHECKING:

@@ -22,10 +22,8 @@ from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
-from deepnvme._utils.arguments import parse_bytes, to_absolute_path, whole
-from deepnvme._utils.locks import make_lock
-from deepnvme._utils.public import public
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler, make_lock
+from deepnvme._utils.public import parse_bytes, public, to_absolute_path, whole
 from deepnvme._utils.tensors import require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import ClosedError, InvalidArgumentError

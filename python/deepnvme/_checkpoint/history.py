@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_entry, new_checkpoint
 from deepnvme._checkpoint.distributed.parts import Place, place_of
 from deepnvme._deepnvme import _History
-from deepnvme._utils.arguments import whole
-from deepnvme._utils.public import first_of, warn_caller
+from deepnvme._utils.public import first_of, warn_caller, whole
 from deepnvme.errors import (
     NotFoundError,
 )

@@ -14,7 +14,7 @@ from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path
 from deepnvme._checkpoint.size_limits import SizeLimits
 from deepnvme._checkpoint.source_files import tensor_entries
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.tensors import without_memory
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.arguments import check_choice, check_engine, check_file_path
+from deepnvme._utils.devices import checked_device, with_checked_locations
 from deepnvme._utils.memory import memory_errors_with_path
-from deepnvme._utils.public import public
-from deepnvme._utils.tensors import checked_device, refuse_fake_tensors, require_torch, with_checked_locations
+from deepnvme._utils.public import check_choice, check_engine, check_file_path, public
+from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 

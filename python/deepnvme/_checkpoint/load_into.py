@@ -19,10 +19,9 @@ from deepnvme._checkpoint.nested_states import (
 from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values, refuse_lost
 from deepnvme._checkpoint.source_files import StorageEntry, storage_entries, tensor_entries
 from deepnvme._deepnvme import _PlainTargets
-from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.devices import engine_reaches, relaxed_capture_for
 from deepnvme._utils.public import first_of, warn_caller
-from deepnvme._utils.state_copies import find_copy
-from deepnvme._utils.tensors import cast_refusal, copy_exactly, engine_reaches, without_gradients
+from deepnvme._utils.tensors import cast_refusal, copy_exactly, find_copy, without_gradients
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:

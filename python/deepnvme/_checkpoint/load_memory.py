@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.dlpack
 
-from deepnvme._utils.capture import relaxed_capture
+from deepnvme._utils.devices import engine_reaches, relaxed_capture
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.tensors import engine_reaches, pinned_empty
+from deepnvme._utils.tensors import pinned_empty
 from deepnvme.errors import OutOfMemoryError
 
 if TYPE_CHECKING:

@@ -189,7 +189,7 @@ class LoadRequest:
 
         from deepnvme._checkpoint.safe_unpickler import SafeUnpickler, errors_with_path  # noqa: PLC0415
         from deepnvme._checkpoint.size_limits import SizeLimits  # noqa: PLC0415
-        from deepnvme._utils.tensors import engine_reaches  # noqa: PLC0415
+        from deepnvme._utils.devices import engine_reaches  # noqa: PLC0415
 
         storages: list[torch.UntypedStorage | None] = [None] * reader.storage_count
         unpickler = SafeUnpickler(path, SizeLimits(path, reader))

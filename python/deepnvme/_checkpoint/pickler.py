@@ -21,8 +21,8 @@ from deepnvme._checkpoint.nested_states import DEPTH_MAX, each_with_keys, expres
 from deepnvme._checkpoint.safe_unpickler import ALLOWING_CALL, advice_to_allow, loadable_globals
 from deepnvme._deepnvme import _check_pickle, _pickle_plain
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.public import first_of, warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import storage_shortage
 from deepnvme.errors import InvalidArgumentError
 

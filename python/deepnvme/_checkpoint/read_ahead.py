@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from deepnvme._checkpoint.load_memory import LoadBuffers
 from deepnvme._checkpoint.source_files import storage_entries
-from deepnvme._utils.locks import make_lock
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler, make_lock
 from deepnvme.errors import Error
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme.errors import CorruptFileError, Error, OutOfMemoryError, UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:

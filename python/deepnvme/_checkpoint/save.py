@@ -11,19 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import StripeSet, _not_plain, _plan_archive, _plan_safetensors, _refuse_list_name
-from deepnvme._utils.arguments import (
+from deepnvme._utils.devices import engine_reaches
+from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
+from deepnvme._utils.public import (
     DURABILITIES,
     check_choice,
     check_engine,
     check_file_path,
     check_flag,
     parse_bytes,
+    public,
     to_path,
 )
-from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
-from deepnvme._utils.public import public
-from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
+from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 

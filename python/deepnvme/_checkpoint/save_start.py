@@ -18,8 +18,8 @@ from deepnvme._checkpoint.save import (
     start_safetensors,
 )
 from deepnvme._deepnvme import _SaveStaging
-from deepnvme._utils.arguments import whole
 from deepnvme._utils.memory import available_bytes
+from deepnvme._utils.public import whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

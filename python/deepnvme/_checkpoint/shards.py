@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._deepnvme import _find_set, _remove_leftovers, _retire_set, _SetReplacement
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.metadata_file import warn_of_kept
 from deepnvme._utils.public import warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

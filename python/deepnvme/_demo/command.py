@@ -29,9 +29,8 @@ from deepnvme._demo.weights import (
     enlarge,
     total_bytes,
 )
-from deepnvme._utils.arguments import parse_bytes
-from deepnvme._utils.python_commands import report_errors
-from deepnvme._utils.terminal import say
+from deepnvme._utils.public import parse_bytes
+from deepnvme._utils.terminal import report_errors, say
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Surround calls of modules: replace a method, refuse calls that are recorded, and copy results that view weights."""
+"""Surround calls of modules: replaced methods, hooks, refusals of recorded calls, and copies of views of weights."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import functools
 import sys
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.utils import _pytree as tree
+from torch.utils.hooks import RemovableHandle
 
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from collections import OrderedDict
     from collections.abc import Callable, Iterable
 
     from torch import nn
@@ -109,6 +111,20 @@ def untraced(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not _disabled:
         _disabled.append(torch.compiler.disable(_call))  # type: ignore[no-untyped-call]
     return _disabled[0](call, *args, **kwargs)
+
+
+def add_hook(
+    hooks: dict[int, Any], hook: Callable[..., Any], undo: list[Callable[[], object]], *, first: bool = False
+) -> None:
+    """Register a hook, as torch's ``register_...`` functions do.
+
+    ``undo`` gets the function that removes it before it is there: an interrupt may come at any moment.
+    """
+    handle = RemovableHandle(hooks)
+    undo.append(handle.remove)
+    hooks[handle.id] = hook
+    if first:
+        cast("OrderedDict[int, Any]", hooks).move_to_end(handle.id, last=False)
 
 
 def refuse_recording(model: str, arguments: Iterable[Any]) -> None:

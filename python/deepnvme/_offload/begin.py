@@ -5,28 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
-from deepnvme._modules.weight_classes import is_on_disk
+from deepnvme._modules.weight_classes import foreign_attributes, is_on_disk
 from deepnvme._offload.parameter_offload import ParameterOffload
-from deepnvme._offload.placeholders import replace_meta_parameters
 from deepnvme._swap.swapper import Swapper
-from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import check_available
-from deepnvme._utils.public import public
+from deepnvme._utils.public import parse_bytes, public
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from torch import nn
-
     from deepnvme._deepnvme import Engine
-
-
-def _check_module(model: object) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"offload_parameters takes a torch.nn.Module, not {type(model).__name__}")
 
 
 @public
@@ -90,7 +82,7 @@ def offload_parameters(
         raise UnsupportedError(
             "the parameters of this model are offloaded already; call model.offloading.close() first"
         )
-    replace_meta_parameters(model)
+    _replace_meta_parameters(model)
     for name, parameter in model.named_parameters():
         if is_on_disk(parameter):
             raise UnsupportedError(
@@ -118,3 +110,33 @@ def offload_parameters(
         del model.offloading
         raise
     return offloaded
+
+
+def _replace_meta_parameters(model: nn.Module) -> None:
+    """Replace each parameter on the meta device by zeros that need no memory.
+
+    A parameter cannot change its device, so these are new objects. Shared parameters stay shared.
+
+    Raises:
+        UnsupportedError: a buffer is on the meta device, and its values are unknown.
+    """
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise UnsupportedError(
+                f"the buffer {name} is on the meta device and has no values; assign a tensor to it first"
+            )
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():  # noqa: SLF001
+            if parameter is None or not parameter.is_meta:
+                continue
+            if parameter not in made:
+                zero = torch.zeros((), dtype=parameter.dtype)
+                made[parameter] = nn.Parameter(zero.expand(parameter.shape), requires_grad=parameter.requires_grad)
+                vars(made[parameter]).update(foreign_attributes(parameter))
+            module._parameters[name] = made[parameter]  # noqa: SLF001
+
+
+def _check_module(model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"offload_parameters takes a torch.nn.Module, not {type(model).__name__}")

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from deepnvme._modules.partition import Limits, partition
-from deepnvme._utils.memory_order import is_dense, row_major
+from deepnvme._utils.tensors import is_dense, row_major
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

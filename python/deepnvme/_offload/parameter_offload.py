@@ -5,26 +5,23 @@ from __future__ import annotations
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from deepnvme._checkpoint.lazy import LazyTensor
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._modules.calls import wrap_call, wrap_forward
+from deepnvme._modules.calls import add_hook, untraced, wrap_call, wrap_forward
 from deepnvme._modules.weight_classes import is_on_disk
-from deepnvme._offload.autograd import save_references
 from deepnvme._offload.groups import find_blocks, find_misplaced
-from deepnvme._offload.hooks import StepGuard, UntracedHook, add_hook, copy_error
-from deepnvme._offload.passes import BlockRunner
+from deepnvme._offload.passes import BlockRunner, save_references
 from deepnvme._offload.residence import Residence, fingerprint
 from deepnvme._offload.state_dicts import ShardSaver, fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
-from deepnvme._utils.arguments import parse_bytes
-from deepnvme._utils.locks import make_lock
-from deepnvme._utils.public import public
+from deepnvme._utils.interrupts import make_lock
+from deepnvme._utils.public import parse_bytes, public
 from deepnvme._utils.tensors import address_of, cast_refusal
 from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
 
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from deepnvme._offload.groups import ParameterGroup
-    from deepnvme._swap.stats import SwapStats
+    from deepnvme._swap.values import SwapStats
     from deepnvme._utils.terminal import ProgressArgument
 
 
@@ -422,3 +419,39 @@ class ParameterOffload:
                         "the parameters of this optimizer are on disk: call model.offloading.attach(optimizer) once, "
                         "before its first step"
                     )
+
+
+class UntracedHook:
+    """Keeps a hook out of graphs: it depends on threads and files."""
+
+    _torchdynamo_disable = True
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self._hook = hook
+
+    def __call__(self, *args: Any) -> Any:
+        return untraced(self._hook, *args)
+
+    def __reduce__(self) -> NoReturn:
+        # A model is copied and pickled with its hooks first.
+        raise copy_error()
+
+
+class StepGuard:
+    """Checks each optimizer's step while the object of the method ``check`` exists."""
+
+    def __init__(self, check: Callable[[torch.optim.Optimizer], None]) -> None:
+        self._check = weakref.WeakMethod(check)
+
+    def __call__(self, optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        check = self._check()
+        if check is not None:
+            check(optimizer)
+
+
+def copy_error() -> TypeError:
+    """Return the error for a copy or pickle of an offloaded model."""
+    return TypeError(
+        "the parameters of this model are on disk, so it can be neither copied nor pickled; save model.state_dict(), "
+        "call model.offloading.save(path), or call model.offloading.close() first"
+    )

@@ -1,31 +1,41 @@
-"""Hold groups in memory while somebody needs them, and learn the order in which they are needed."""
+"""Hold groups in memory while somebody needs them, put placeholders in their place otherwise, and learn their order."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 import torch
+from torch import nn
 
-from deepnvme._modules.weight_classes import ON_DISK_NAME, ON_DISK_STRIDE
-from deepnvme._offload.placeholders import ParameterPlaceholder
-from deepnvme._utils.locks import make_lock
+from deepnvme._modules.weight_classes import (
+    ON_DISK_NAME,
+    ON_DISK_STRIDE,
+    BoundParameter,
+    OnDiskParameter,
+    on_disk_message,
+)
+from deepnvme._utils.interrupts import make_lock
+from deepnvme._utils.tensors import without_memory, without_override
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from deepnvme._offload.groups import ParameterGroup
+    from deepnvme._offload.groups import Member, ParameterGroup
     from deepnvme._swap.swapper import Swapper
-    from deepnvme._swap.view import Borrowed
+    from deepnvme._swap.values import Borrowed
+
 
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
 # Words of 8 bytes that are summed at a time.
 _FINGERPRINT_ELEMENTS = 1 << 17
+_DATA = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 
 
 class Holder:
@@ -356,3 +366,67 @@ def _changed_parameter(group: ParameterGroup, held: _Held) -> str | None:
         return None
     pairs = zip(held.changes, _versions_of(group), strict=True)
     return next((member.name for member, (then, now) in zip(group.members, pairs, strict=True) if then != now), None)
+
+
+class ParameterPlaceholder:
+    """Stands for a parameter on disk.
+
+    It has no memory, so that code that bypasses ``OnDiskParameter`` gets an error too. Where torch cannot make such a
+    tensor, it is one NaN, expanded to the parameter's shape.
+    """
+
+    def __init__(self, member: Member) -> None:
+        self._parameter = member.parameter
+        self._kind = type(member.parameter)
+        # `torch.utils.swap_tensors` would exchange hooks and memory. It refuses parameters with a weak reference.
+        self._reference: weakref.ref[nn.Parameter] | None = None
+        message = on_disk_message(member.name, "It was read or changed")
+        bare = without_memory(member.shape, member.stride, member.dtype, message)
+        has_nan = member.dtype.is_floating_point or member.dtype.is_complex
+        number = torch.full((1,), float("nan") if has_nan else 0, dtype=member.dtype)
+        self._number = number.view(torch.uint8) if bare is None else None
+        self._bytes = number.view(torch.uint8).clone()
+        self._data = number[0].expand(member.shape) if bare is None else bare
+
+    def install(self) -> None:
+        """Point the parameter at the placeholder."""
+        self._point_at(self._data, OnDiskParameter)
+        # `OnDiskParameter` refuses to be swapped with a better message.
+        is_of_ours = type(self._parameter) is OnDiskParameter
+        self._reference = None if is_of_ours else weakref.ref(self._parameter)
+
+    def lend(self, data: torch.Tensor, *, is_counted: bool) -> None:
+        """Point the parameter at memory that later belongs to others.
+
+        Args:
+            data: views the memory.
+            is_counted: count changes of the parameter's ``data``. torch does not.
+        """
+        self._reference = weakref.ref(self._parameter)
+        self._point_at(data, BoundParameter if is_counted else nn.Parameter)
+
+    def remove(self, data: torch.Tensor) -> None:
+        """Give the parameter memory of its own."""
+        self._point_at(data, nn.Parameter)
+        self._reference = None
+
+    def _point_at(self, data: torch.Tensor, kind: type[nn.Parameter]) -> None:
+        self._parameter.__class__ = self._kind
+        self._parameter.data = data
+        if self._kind is nn.Parameter:
+            self._parameter.__class__ = kind
+
+    def is_changed(self) -> bool:
+        """Whether the parameter got other data, or the placeholder's number another value."""
+        data, expected = without_override(_DATA, self._parameter), self._data
+        if (data.dtype, data.shape) != (expected.dtype, expected.shape):
+            return True
+        if self._number is None:
+            return bool(torch._C._has_storage(data))  # noqa: SLF001
+        return data.data_ptr() != expected.data_ptr() or not torch.equal(self._number, self._bytes)
+
+    def repair(self) -> None:
+        """Undo a change that :meth:`is_changed` has found."""
+        if self._number is not None:
+            self._number.copy_(self._bytes)
+        self.install()

@@ -11,9 +11,9 @@ from weakref import WeakValueDictionary
 
 from deepnvme._checkpoint.save import NamedTensor, SaveOptions, checked_tensors, is_safetensors, plan_safetensors
 from deepnvme._checkpoint.shards import save_shards
-from deepnvme._offload.hooks import add_hook
-from deepnvme._utils.arguments import to_path
-from deepnvme._utils.state_copies import mark_copies
+from deepnvme._modules.calls import add_hook
+from deepnvme._utils.public import to_path
+from deepnvme._utils.tensors import mark_copies
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 

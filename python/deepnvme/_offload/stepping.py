@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from deepnvme._deepnvme import _call_with_params
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme.errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:

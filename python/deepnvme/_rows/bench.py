@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shutil
+import subprocess
 import time
+from abc import ABC, abstractmethod
+from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from deepnvme._deepnvme import __version__
-from deepnvme._rows.contestants import Contestant, MmapContestant, StoreContestant, Turn, drop_pages
-from deepnvme._rows.drawn_ids import DrawnIds
-from deepnvme._rows.fio import FioContestant
-from deepnvme._rows.named_table import NamedTable
-from deepnvme._rows.region import Region, find_region
+from deepnvme._rows.named_table import NamedTable, Region, dtype_name, find_region, labelled, row_text, size_text
 from deepnvme._rows.row_store import RowStore
-from deepnvme._rows.text import dtype_name, labelled, row_text, size_text
-from deepnvme._utils.arguments import parse_bytes
 from deepnvme._utils.memory import available_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme._utils.terminal import is_terminal, say, show
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 # A turn makes as many gathers as take about this time, within these limits.
 _TURN_S = 0.5
@@ -29,6 +33,15 @@ _GATHERS = (3, 400)
 # The ids of a gather, as integers of 64 bits.
 _ID_BYTES = 8
 _NO_COLUMN = "-"
+# A turn ends after this time, with the gathers that it has made.
+TURN_S_MAX = 5
+_DEPTHS = (32, 128)
+_TRIAL_READS = 8192
+_TRIAL_S = 1
+_SEED = 5
+_ID_BITS = 62
+# The golden ratio spreads consecutive ranks over the table.
+_SPREAD = 0.618
 
 
 class _Setting(NamedTuple):
@@ -240,3 +253,212 @@ class _Progress:
         """Erase the line."""
         if self._is_shown:
             show("\r\x1b[K")
+
+
+class Turn(NamedTuple):
+    """The gathers of a contestant in a round."""
+
+    rows: int
+    seconds: float
+    latencies_s: list[float] | None
+    """The time of each gather; ``None`` for fio, which makes no gathers."""
+    cpu_s: float
+    bytes_read: int | None
+    """Bytes read from disk; ``None`` if the kernel does not tell."""
+    hits: float | None = None
+    """The fraction of rows found in memory."""
+
+
+class Contestant(ABC):
+    """One way to gather rows.
+
+    Attributes:
+        name: its name in the results.
+    """
+
+    name: str
+
+    @abstractmethod
+    def turn(self, ids: list[torch.Tensor], number: int) -> Turn:
+        """Gather these rows in the round with this number."""
+
+
+class StoreContestant(Contestant):
+    """Gathers from a ``RowStore``, into the same tensor each time."""
+
+    name = "deepnvme"
+
+    def __init__(self, store: RowStore, count: int) -> None:
+        self._store = store
+        self._out = torch.empty((count, *store.shape[1:]), dtype=store.gathered_dtype)
+
+    def turn(self, ids: list[torch.Tensor], number: int) -> Turn:  # noqa: ARG002 (fio's)
+        """Gather these rows."""
+        before = self._store.stats()
+        turn = _timed(ids, lambda rows: self._store.gather(rows, out=self._out))
+        after = self._store.stats()
+        return turn._replace(
+            bytes_read=after.bytes_read - before.bytes_read,
+            hits=(after.hits - before.hits) / max(after.rows - before.rows, 1),
+        )
+
+
+class MmapContestant(Contestant):
+    """Indexes a tensor on a mapped file.
+
+    Raises:
+        UnsupportedError: the rows are not in one place of the file.
+    """
+
+    name = "mmap"
+
+    def __init__(self, region: Region, rows: int, row_bytes: int, count: int) -> None:
+        if region.first_row is None:
+            msg = "the rows are packed, or in several tensors"
+            raise UnsupportedError(msg)
+        self._path, self._begin, self._end = region.path, region.first_row, region.first_row + rows * row_bytes
+        self._shape = rows, row_bytes
+        self._out = torch.empty((count, row_bytes), dtype=torch.uint8)
+
+    def turn(self, ids: list[torch.Tensor], number: int) -> Turn:  # noqa: ARG002 (fio's)
+        """Gather these rows. Pages of a mapped file cannot leave the page cache, so it is mapped for a turn."""
+        mapped = torch.from_file(self._path, shared=False, size=self._end, dtype=torch.uint8)
+        table = mapped[self._begin :].view(self._shape)
+        before = _bytes_read()
+        turn = _timed(ids, lambda rows: torch.index_select(table, 0, rows, out=self._out))
+        after = _bytes_read()
+        return turn._replace(bytes_read=None if before is None or after is None else after - before)
+
+
+def drop_pages(files: list[str]) -> None:
+    """Ask the kernel to drop the pages of these files from the page cache."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _timed(ids: list[torch.Tensor], gather: Callable[[torch.Tensor], object]) -> Turn:
+    """Call ``gather`` for each tensor of ids, and measure each call."""
+    took: list[float] = []
+    rows = 0
+    cpu = time.process_time()
+    first = began = time.perf_counter()
+    for one in ids:
+        gather(one)
+        ended = time.perf_counter()
+        took.append(ended - began)
+        rows += len(one)
+        if ended - first > TURN_S_MAX:
+            break
+        began = ended
+    return Turn(rows, sum(took), took, time.process_time() - cpu, None)
+
+
+def _bytes_read() -> int | None:
+    """Return the bytes that this process has read from disks."""
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
+    except (OSError, StopIteration):
+        return None
+
+
+class FioContestant(Contestant):
+    """Runs fio on the rows' bytes of the file: as many random reads as there are rows.
+
+    Raises:
+        UnsupportedError: fio is missing, or does not run here.
+    """
+
+    name = "fio"
+
+    def __init__(self, region: Region, count: int) -> None:
+        if shutil.which("fio") is None:
+            msg = "it is not installed; install it, for example with apt install fio"
+            raise UnsupportedError(msg)
+        if region.nbytes < region.read_bytes:
+            msg = "the table is smaller than one of its reads"
+            raise UnsupportedError(msg)
+        self._region = region
+        # A small gather waits for all of its reads before the next begins.
+        self._batch = count if count <= _DEPTHS[0] else None
+        depths = [depth for depth in _DEPTHS if depth <= count] if self._batch is None else [count]
+        trials = {depth: self._run(depth, _TRIAL_READS, _TRIAL_S, 0) for depth in depths}
+        self.depth = min(depths, key=lambda depth: trials[depth].seconds / max(trials[depth].rows, 1))
+
+    def turn(self, ids: list[torch.Tensor], number: int) -> Turn:
+        """Read as many random blocks as there are ids; the round's number seeds them."""
+        return self._run(self.depth, sum(len(rows) for rows in ids), TURN_S_MAX, number)
+
+    def _run(self, depth: int, reads: int, seconds: int, seed: int) -> Turn:
+        path, offset, nbytes, read_bytes, _ = self._region
+        command = [
+            "fio", "--name=rows", f"--filename={_escaped(path)}", "--readonly", "--rw=randread", f"--bs={read_bytes}",
+            "--direct=1", "--ioengine=io_uring", f"--iodepth={depth}", f"--offset={offset}", f"--size={nbytes}",
+            f"--number_ios={reads}", f"--runtime={seconds}", "--norandommap", f"--randseed={seed + 1}",
+            "--output-format=json",
+        ]  # fmt: skip
+        if self._batch is not None:
+            command += [f"--iodepth_batch_submit={depth}", f"--iodepth_batch_complete_min={depth}"]
+        try:
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+        except OSError as error:
+            msg = f"fio does not start: {error.strerror}"
+            raise UnsupportedError(msg) from error
+        if done.returncode != 0:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            msg = f"fio fails here: {lines[-1] if lines else f'exit status {done.returncode}'}"
+            raise UnsupportedError(msg)
+        # Warnings may precede the report.
+        job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+        read = job["read"]
+        if not read["total_ios"]:
+            msg = "fio reads nothing here"
+            raise UnsupportedError(msg)
+        # fio reports whole milliseconds; a job shorter than one counts as one.
+        spent = max(int(read["runtime"]), 1) / 1e3
+        cpu_s = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
+        return Turn(int(read["total_ios"]), spent, None, cpu_s, int(read["io_bytes"]))
+
+
+def _escaped(path: str) -> str:
+    """Return a path for fio, which takes a colon for the end of a name."""
+    return os.path.abspath(path).replace(":", "\\:")  # noqa: PTH100 (it may be a link)
+
+
+class DrawnIds:
+    """Draws ids of the rows of a table. The same seed gives the same ids in every run, and each call draws others.
+
+    Args:
+        rows: number of rows.
+        exponent: that of the Zipf distribution; ``None`` draws uniformly.
+    """
+
+    def __init__(self, rows: int, exponent: float | None) -> None:
+        self._rows, self._exponent = rows, exponent
+        self._generator = torch.Generator().manual_seed(_SEED)
+        factor = max(1, min(int(rows * _SPREAD), (1 << _ID_BITS) // rows))
+        while math.gcd(factor, rows) != 1:
+            factor -= 1
+        self._factor = factor
+
+    def draw(self, count: int) -> torch.Tensor:
+        """Draw this many ids."""
+        if self._exponent is None:
+            return torch.randint(0, self._rows, (count,), generator=self._generator)
+        uniform = torch.rand(count, generator=self._generator, dtype=torch.float64)
+        # The rows used most are not neighbours, as in a table whose order does not depend on use.
+        return self._ranks(uniform, self._exponent) * self._factor % self._rows
+
+    def _ranks(self, uniform: torch.Tensor, exponent: float) -> torch.Tensor:
+        """Invert the distribution, as a continuous one from 1 to the number of rows and 1; the first rank is 0."""
+        end = self._rows + 1
+        if math.isclose(exponent, 1):
+            place = end**uniform
+        else:
+            power = 1 - exponent
+            place = (uniform * (end**power - 1) + 1) ** (1 / power)
+        return (place.long() - 1).clamp(0, self._rows - 1)

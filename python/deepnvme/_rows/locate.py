@@ -9,21 +9,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
+from deepnvme._checkpoint.source_files import SourceFile, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.arguments import shown, whole
-from deepnvme._utils.public import first_of
+from deepnvme._utils.public import first_of, shown, whole
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deepnvme._checkpoint.source_files import SourceFile
     from deepnvme._deepnvme import Engine, _CheckpointReader
 
 
+FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+# Types that gathers convert to floats.
+CONVERTED = {**FLOATS, torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}
+SCALES = {**FLOATS, torch.float8_e8m0fnu: "float8_e8m0fnu"}
 QUANTISED = (torch.qint8, torch.quint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+# A vector has no rows.
+_DIMENSIONS_MIN = 2
 
 
 class TableSource(NamedTuple):
@@ -61,6 +65,27 @@ class Located(NamedTuple):
     def behind(self, files: int) -> tuple[list[tuple[int, int, int]], int]:
         """Return the ranges, with their files behind this many others, and the bytes of a row."""
         return [(files + file, offset, rows) for file, offset, rows in self.ranges], self.row_bytes
+
+
+def locate_table(table: TableSource) -> tuple[Located, Located | None]:
+    """Find the rows and the scales of a table that is not packed."""
+    if check_described(table.dtype, table.shape):
+        if table.tensor is not None or table.scales is not None:
+            msg = "tensor and scales name tensors of a checkpoint file, and shape and dtype describe a raw file"
+            raise InvalidArgumentError(msg)
+        assert table.shape is not None
+        assert table.dtype is not None
+        return locate_raw(table.source, table.shape, table.dtype, table.offset), None
+    if table.offset != 0:
+        msg = f"offset is {shown(table.offset)}, and a checkpoint file says where its tensors are; leave offset out"
+        raise InvalidArgumentError(msg)
+    if table.tensor is None:
+        msg = "tensor is missing: name the tensor of a checkpoint file, or give shape and dtype of a raw file"
+        raise InvalidArgumentError(msg)
+    rows = locate_tensors(table.source, check_names(table.tensor), table.engine)
+    if table.scales is None:
+        return rows, None
+    return rows, _check_scales(rows, locate_tensors(table.source, check_names(table.scales), table.engine))
 
 
 def locate_raw(path: Any, shape: Any, dtype: torch.dtype, offset: int) -> Located:
@@ -178,3 +203,41 @@ def check_names(tensor: object) -> list[str]:
         msg = "tensor names a tensor twice; name each once, in the order of their rows"
         raise InvalidArgumentError(msg)
     return [*names]
+
+
+def _check_scales(rows: Located, scales: Located) -> Located:
+    """Return scales that fit the rows."""
+    columns, groups = math.prod(rows.row_shape), math.prod(scales.row_shape)
+    if rows.dtype not in CONVERTED or scales.dtype not in SCALES:
+        msg = f"rows of {rows.dtype} cannot have scales of {scales.dtype}; float8 and int8 rows can have float scales"
+        raise TypeError(msg)
+    if scales.rows != rows.rows or columns % groups:
+        msg = (
+            f"there are {scales.rows} rows of {groups} scales, and {rows.rows} rows of {columns} columns; each row "
+            "needs one scale, or one for each of some equal groups of columns"
+        )
+        raise InvalidArgumentError(msg)
+    return scales
+
+
+def list_tables(source: str) -> list[dict[str, Any]]:
+    """List the tensors that can be a table, the largest first."""
+    request = LoadRequest(path=source, device=torch.device("cpu"), verify="auto")
+    found = request.for_files(lambda files: [table for file in files for table in _tables_of(request, file)])
+    return sorted(found, key=lambda table: (-table["bytes"], table["name"]))
+
+
+def _tables_of(request: LoadRequest, file: SourceFile) -> list[dict[str, Any]]:
+    reader = request.open(file)
+    signed = {number for number, *signs in reader.signs() if any(signs)}
+    tables = []
+    for number, entry in enumerate(tensor_entries(reader)):
+        dtype: torch.dtype = getattr(torch, entry.dtype)
+        is_plain = dtype not in QUANTISED and number not in signed and entry.strides == row_major(entry.shape)
+        is_listed = file.names is None or entry.name in file.names
+        if not is_listed or not is_plain or len(entry.shape) < _DIMENSIONS_MIN or 0 in entry.shape:
+            continue
+        row_bytes = math.prod(entry.shape[1:]) * dtype.itemsize
+        size = {"row_bytes": row_bytes, "bytes": entry.shape[0] * row_bytes}
+        tables.append({"name": entry.name, "shape": entry.shape, "dtype": entry.dtype, **size})
+    return tables

@@ -1,4 +1,4 @@
-"""A table that a command line names."""
+"""A table that a command line names: its options, its bytes for other readers, and its description as text."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._rows.locate import Located, check_names, locate_raw, locate_tensors
 from deepnvme._rows.packed import Packed, locate_packed
 from deepnvme._rows.row_store import RowStore
+from deepnvme._utils.terminal import printable
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
 
 _MANIFEST = ".stripes.json"
+_PAGE_BYTES = 4096
+_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
 
 class NamedTable(NamedTuple):
@@ -158,3 +162,63 @@ def _check_checkpoint(source: str) -> None:
 def _parts(path: str | os.PathLike[str]) -> list[str]:
     text = str(path)
     return [*StripeSet.from_manifest(text).paths] if text.endswith(_MANIFEST) else [text]
+
+
+class Region(NamedTuple):
+    """Whole pages of a file, the last one perhaps in part."""
+
+    path: str
+    offset: int
+    nbytes: int
+    read_bytes: int
+    """Bytes that a direct read of one row takes at least."""
+    first_row: int | None
+    """Offset of the first row, if all rows are in place and follow each other."""
+
+
+def find_region(table: NamedTable) -> Region | str:
+    """Return the region of a table; or a sentence that says why there is none."""
+    if is_striped(table):
+        return "the table is on a stripe set"
+    packed = table.packed()
+    rows = packed.rows if packed is not None else table.located()
+    if len(rows.files) > 1:
+        return "the table is in several files"
+    path = table.files()[0]
+    if packed is not None:
+        _, offset, number = rows.ranges[0]
+        rows_per_block, block_bytes, _ = packed.blocks
+        return Region(path, offset, -(-number // rows_per_block) * block_bytes, block_bytes, None)
+    start = min(offset for _, offset, _ in rows.ranges)
+    end = max(offset + number * rows.row_bytes for _, offset, number in rows.ranges)
+    page = start // _PAGE_BYTES * _PAGE_BYTES
+    read_bytes = -(-rows.row_bytes // _PAGE_BYTES) * _PAGE_BYTES
+    return Region(path, page, end - page, read_bytes, start if len(rows.ranges) == 1 else None)
+
+
+def labelled(label: str, text: str) -> str:
+    """Return a line that begins with its label."""
+    return f"{label:<10}{printable(text)}"
+
+
+def size_text(nbytes: float) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    for unit, size in _UNITS:
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes:.0f} byte{'' if nbytes == 1 else 's'}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without its module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def shape_text(shape: Sequence[int]) -> str:
+    """Return a shape, such as ``50000 x 160``."""
+    return " x ".join(map(str, shape))
+
+
+def row_text(shape: Sequence[int], dtype: str) -> str:
+    """Return the shape and the dtype of a row, such as ``160 bfloat16``."""
+    return f"{shape_text(shape)} {dtype}" if shape else dtype

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
 from deepnvme._deepnvme import _pack_rows, _RowStore
-from deepnvme._rows.gather import Gather
-from deepnvme._rows.hot_rows import hot_rows
-from deepnvme._rows.ids import check_ids
-from deepnvme._rows.locate import Located, TableSource, check_described, check_names, locate_raw, locate_tensors
-from deepnvme._rows.packed import describe, locate_packed
-from deepnvme._rows.stats import RowStats
-from deepnvme._utils.arguments import check_engine, parse_bytes, shown
-from deepnvme._utils.capture import relaxed_capture_for
-from deepnvme._utils.public import public
+from deepnvme._rows.gather import Gather, check_ids
+from deepnvme._rows.locate import CONVERTED, FLOATS, SCALES, TableSource, locate_table
+from deepnvme._rows.packed import describe, hot_rows, locate_packed
+from deepnvme._utils.devices import relaxed_capture_for
+from deepnvme._utils.public import check_engine, parse_bytes, public, shown
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
@@ -36,10 +32,6 @@ if TYPE_CHECKING:
         def __array__(self, *arguments: Any, **options: Any) -> Any: ...
 
 
-_FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
-# Types that gathers convert to floats.
-_CONVERTED = {**_FLOATS, torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}
-_SCALES = {**_FLOATS, torch.float8_e8m0fnu: "float8_e8m0fnu"}
 # A deadline beyond this is no deadline.
 _SECONDS_MAX = 1e9
 
@@ -109,15 +101,15 @@ class RowStore:
             behind_rows = None
             if packed.scales is not None:
                 kind, count = packed.scales
-                behind_rows = (count, described.row_bytes), _SCALES[kind]
+                behind_rows = (count, described.row_bytes), SCALES[kind]
             rows = described.ranges, packed.row_bytes
             self._store = _RowStore(described.files, rows, packed.blocks, behind_rows, nbytes, engine)
             self._has_scales = packed.scales is not None
         else:
-            described, scale_table = _locate(TableSource(source, tensor, scales, shape, dtype, offset, engine))
+            described, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
             files = [*described.files, *(scale_table.files if scale_table else ())]
             behind = len(described.files)
-            argument = None if scale_table is None else (scale_table.behind(behind), _SCALES[scale_table.dtype])
+            argument = None if scale_table is None else (scale_table.behind(behind), SCALES[scale_table.dtype])
             self._store = _RowStore(files, described.behind(0), None, argument, nbytes, engine)
             self._has_scales = scale_table is not None
         self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
@@ -179,7 +171,7 @@ class RowStore:
             RowStore(10 rows of (4,), torch.float32)
         """
         check_engine(engine)
-        rows, scale_table = _locate(TableSource(source, tensor, scales, shape, dtype, offset, engine))
+        rows, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
         files = [*rows.files, *(scale_table.files if scale_table else ())]
         hot = [] if trace is None else hot_rows(check_ids(trace)[0], rows.rows)
         report = progress_callback(progress, "packing", path)
@@ -425,46 +417,52 @@ class RowStore:
             raise TypeError(msg)
         if out.dtype == self._dtype and scale is None and not self._has_scales:
             return out, None
-        if self._dtype not in _CONVERTED or out.dtype not in _FLOATS:
+        if self._dtype not in CONVERTED or out.dtype not in FLOATS:
             msg = (
                 f"rows of {self._dtype} cannot be converted to {out.dtype} or scaled; float and int8 rows can be "
                 "converted to bfloat16, float16 and float32: gather them as they are, and convert the result"
             )
             raise TypeError(msg)
-        return out, (_CONVERTED[self._dtype], _FLOATS[out.dtype], scale)
+        return out, (CONVERTED[self._dtype], FLOATS[out.dtype], scale)
 
 
-def _locate(table: TableSource) -> tuple[Located, Located | None]:
-    """Find the rows and the scales of a table that is not packed."""
-    if check_described(table.dtype, table.shape):
-        if table.tensor is not None or table.scales is not None:
-            msg = "tensor and scales name tensors of a checkpoint file, and shape and dtype describe a raw file"
-            raise InvalidArgumentError(msg)
-        assert table.shape is not None
-        assert table.dtype is not None
-        return locate_raw(table.source, table.shape, table.dtype, table.offset), None
-    if table.offset != 0:
-        msg = f"offset is {shown(table.offset)}, and a checkpoint file says where its tensors are; leave offset out"
-        raise InvalidArgumentError(msg)
-    if table.tensor is None:
-        msg = "tensor is missing: name the tensor of a checkpoint file, or give shape and dtype of a raw file"
-        raise InvalidArgumentError(msg)
-    rows = locate_tensors(table.source, check_names(table.tensor), table.engine)
-    if table.scales is None:
-        return rows, None
-    return rows, _check_scales(rows, locate_tensors(table.source, check_names(table.scales), table.engine))
+@public
+@dataclass(frozen=True)
+class RowStats:
+    """Counters of a :class:`RowStore` since it was opened.
 
+    Attributes:
+        rows: rows that callers asked for, repeated ones included.
+        hits: of these, rows found in memory.
+        rows_read: rows that were read from disk; a row that is read twice counts twice.
+        reads: read operations.
+        bytes_read: bytes of these operations: whole pages of 4 KiB.
+        rows_joined: rows that were read in the same operation as another row.
+        rows_shared: rows for which a gather waited, because another gather or a prefetch was reading them.
+        rows_prefetched: rows that a prefetch read.
+        rows_not_prefetched: rows that prefetches skipped: their deadline had passed, or those in flight were more
+            than half of the cache holds.
+        memory_bytes: the most bytes that the store uses.
+        cached_rows_max: rows that fit into the cache.
 
-def _check_scales(rows: Located, scales: Located) -> Located:
-    """Return scales that fit the rows."""
-    columns, groups = math.prod(rows.row_shape), math.prod(scales.row_shape)
-    if rows.dtype not in _CONVERTED or scales.dtype not in _SCALES:
-        msg = f"rows of {rows.dtype} cannot have scales of {scales.dtype}; float8 and int8 rows can have float scales"
-        raise TypeError(msg)
-    if scales.rows != rows.rows or columns % groups:
-        msg = (
-            f"there are {scales.rows} rows of {groups} scales, and {rows.rows} rows of {columns} columns; each row "
-            "needs one scale, or one for each of some equal groups of columns"
-        )
-        raise InvalidArgumentError(msg)
-    return scales
+    Example:
+        >>> deepnvme.write(torch.ones(100, 8), "rows.bin")
+        3200
+        >>> with deepnvme.RowStore("rows.bin", shape=(100, 8), dtype=torch.float32, memory="1MB") as table:
+        ...     rows = table.gather([3, 3, 5])
+        ...     stats = table.stats()
+        >>> stats.rows, stats.rows_read, stats.reads
+        (3, 2, 1)
+    """
+
+    rows: int
+    hits: int
+    rows_read: int
+    reads: int
+    bytes_read: int
+    rows_joined: int
+    rows_shared: int
+    rows_prefetched: int
+    rows_not_prefetched: int
+    memory_bytes: int
+    cached_rows_max: int

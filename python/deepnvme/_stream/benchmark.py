@@ -17,7 +17,7 @@ import torch
 
 from deepnvme._checkpoint.save import save
 from deepnvme._stream.streaming import stream
-from deepnvme._utils.arguments import parse_bytes, whole
+from deepnvme._utils.public import parse_bytes, whole
 from deepnvme._utils.terminal import say
 from deepnvme.errors import InvalidArgumentError
 

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._modules.calls import refuse_recording, wrap_forward
-from deepnvme._utils.locks import POLL_INTERVAL_S, make_lock
+from deepnvme._utils.interrupts import POLL_INTERVAL_S, make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:

@@ -8,11 +8,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from deepnvme._stream.config_limits import check_folder
-from deepnvme._stream.huggingface import find_folder
-from deepnvme._utils.python_commands import report_errors
-from deepnvme._utils.tensors import checked_device
-from deepnvme._utils.terminal import is_terminal, say, show
+from deepnvme._stream.huggingface import check_folder, find_folder
+from deepnvme._utils.devices import checked_device
+from deepnvme._utils.terminal import is_terminal, report_errors, say, show
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 # Maximum characters of a file of prompts.

@@ -1,4 +1,4 @@
-"""Load groups of weights into slots, and bind them to their modules while these run."""
+"""Load groups of weights into slots, bind them to their modules while these run, and load those that stay in memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._deepnvme import _Streamer, span
+from deepnvme._modules.weight_classes import BoundParameter
 from deepnvme._stream.calling_threads import ThreadTurns
-from deepnvme._stream.memory_budget import slot_offsets
-from deepnvme._stream.parameter_binding import ParameterBinding, refuse_backward, view_weight, without_views
+from deepnvme._stream.memory_budget import PAGE_BYTES, slot_offsets
+from deepnvme._stream.parameter_binding import (
+    ParameterBinding,
+    get_weight,
+    refuse_backward,
+    set_weight,
+    view_weight,
+    without_views,
+)
+from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
 from deepnvme._utils.tensors import pinned_empty
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
 
-    from deepnvme._modules.partition import LayerGroup
+    from deepnvme._modules.partition import LayerGroup, Weight
     from deepnvme._stream.calling_threads import RunningCalls
-    from deepnvme._stream.original_weights import ChangedBuffers
+    from deepnvme._stream.parameter_binding import ChangedBuffers
     from deepnvme._stream.planner import Slots
-    from deepnvme._stream.weight_origin import WeightFiles
+    from deepnvme._stream.weight_origin import Origin, WeightFiles
 
 
 # A layer that waits longer than this for its weights has a stall in timelines.
@@ -192,3 +201,56 @@ class LayerCache:
             self._views[index, slot] = known
             self._references += map(weakref.ref, known)
         return known
+
+
+def place_resident(weights: Sequence[Weight], origin_of: Mapping[str, Origin]) -> tuple[dict[Origin, int], int]:
+    """Assign an offset to each weight, at its required position within a cache line.
+
+    Returns:
+        The offset of each, and the bytes of all.
+    """
+    places: dict[Origin, int] = {}
+    at = 0
+    for weight in weights:
+        origin = origin_of[weight.name]
+        if origin not in places:
+            places[origin] = at + origin.line_offset
+            at += -(-(origin.line_offset + origin.memory_nbytes) // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+    return places, at
+
+
+def load_resident(weights: Sequence[Weight], files: WeightFiles, device: torch.device, changed: ChangedBuffers) -> None:
+    """Read weights once and bind them to their modules; `changed` learns what these had before."""
+    if not weights:
+        return
+    places, nbytes = place_resident(weights, files.origin_of)
+    memory = torch.empty(max(-(-nbytes // PAGE_BYTES), 1) * PAGE_BYTES, dtype=torch.uint8, device=device)
+    reads, converted = [], []
+    for origin, place in places.items():
+        if not origin.is_raw:
+            converted += conversions(origin, place)
+            continue
+        start = place
+        for byte_range in origin.ranges:
+            reads.append((byte_range.source, byte_range.offset, byte_range.nbytes, start))
+            start += byte_range.nbytes
+    # All of them are one group that is loaded once.
+    streamer = _Streamer(
+        files=list(files.sources),
+        groups=[(0, reads)],
+        classes=[(1, 0, memory.nbytes, False)],  # slots, prefetch limit, bytes of a slot, whether slots share memory
+        arena=memory,
+        engine=files.engine,
+        conversions=[converted],
+    )
+    streamer.acquire(0)
+    streamer.close()
+    known: dict[int, torch.Tensor] = {}
+    for weight in weights:
+        # A parameter that two modules share stays shared.
+        original = get_weight(weight)
+        if id(original) not in known:
+            origin = files.origin_of[weight.name]
+            known[id(original)] = view_weight(memory, places[origin], origin, original, BoundParameter)
+            changed.watch(original, known[id(original)])
+        set_weight(weight, known[id(original)])

@@ -20,12 +20,10 @@ from deepnvme._checkpoint.source_files import (
 )
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _packed_tensors
 from deepnvme._modules.weight_classes import has_no_values, is_on_disk
-from deepnvme._stream.weight_origin import ByteRange, Origin
-from deepnvme._stream.weight_provenance import named_tensors
-from deepnvme._utils.arguments import to_path
-from deepnvme._utils.memory_order import row_major
-from deepnvme._utils.public import first_of, warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._stream.weight_origin import ByteRange, Origin, named_tensors
+from deepnvme._utils.interrupts import is_of_handler
+from deepnvme._utils.public import first_of, to_path, warn_caller
+from deepnvme._utils.tensors import row_major
 from deepnvme.errors import ChangedFileError, CorruptFileError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from torch import nn
 
 from deepnvme._deepnvme import _cacheable_bytes, _sees_used_pages
 from deepnvme._modules.partition import LayerGroup, Limits, Partition, RowLookup, Weight, merge_tied, partition
-from deepnvme._stream.gathered_rows import can_gather
+from deepnvme._stream.layer_cache import place_resident
 from deepnvme._stream.memory_budget import (
     PAGE_BYTES,
     PREFETCH_CONVERTED,
@@ -28,8 +28,7 @@ from deepnvme._stream.memory_budget import (
     slot_offsets,
     split_memory,
 )
-from deepnvme._stream.resident_weights import place_resident
-from deepnvme._stream.row_cache import item_bytes, page_bytes, page_rounded_bytes
+from deepnvme._stream.row_cache import can_gather, item_bytes, page_bytes, page_rounded_bytes
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, conversions
 
 if TYPE_CHECKING:

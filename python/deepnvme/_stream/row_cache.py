@@ -1,4 +1,4 @@
-"""Load only the rows of embeddings and the experts that are used."""
+"""Load only the rows of embeddings and the experts that are used: into a cache, or for a GPU into a small tensor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
-from deepnvme._deepnvme import _row_page_bytes, _SparseRowCache
+from deepnvme._deepnvme import _row_page_bytes, _RowStore, _SparseRowCache
 from deepnvme._stream.calling_threads import ThreadTurns
 from deepnvme._stream.memory_budget import PAGE_BYTES
 from deepnvme._stream.parameter_binding import (
@@ -21,6 +21,7 @@ from deepnvme._stream.parameter_binding import (
     without_views,
 )
 from deepnvme._stream.weight_origin import FLOATS, stored_ranges
+from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.public import warn_caller
 
 if TYPE_CHECKING:
@@ -28,17 +29,19 @@ if TYPE_CHECKING:
 
     from deepnvme._modules.partition import RowLookup
     from deepnvme._stream.calling_threads import RunningCalls
-    from deepnvme._stream.original_weights import ChangedBuffers
+    from deepnvme._stream.parameter_binding import ChangedBuffers
     from deepnvme._stream.weight_origin import ByteRange, Origin, StoredRange, WeightFiles
 
-    # Source and offset of contiguous rows; or the ranges of each row; or stored ranges and their target dtype.
     _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[StoredRange], str]
+
 
 # Maximum bytes of rows that are read together. More would read rows that nobody asked for.
 _ROWS_BYTES_MAX = 64 << 10
 
 # Counters of rows and experts have their own names, apart from those of layers.
 _NAMES = {"hits": "row_hits", "waits": "row_waits", "fetches": "row_fetches"}
+# A table has at least memory for this many rows, and for this many bytes.
+_ROWS_MIN, _BYTES_MIN = 64, 1 << 20
 
 
 class _UsesOtherExpertsError(Exception):
@@ -260,3 +263,77 @@ def _locations_of(origin: Origin) -> _RowLocations:
 
 def _as_tuple(byte_range: ByteRange) -> tuple[int, int, int]:
     return byte_range.source, byte_range.offset, byte_range.nbytes
+
+
+class GatheredRows:
+    """Gather the rows that an embedding looks up, each time that it runs.
+
+    Args:
+        lookups: the embeddings.
+        files: the files of their weights. Each has an origin that can be gathered.
+        memory: bytes of host memory for rows that are used often.
+        device: the device of the model.
+        calls: counts the calls of the modules.
+        changed: the buffers that the modules have changed.
+    """
+
+    def __init__(
+        self,
+        lookups: Sequence[RowLookup],
+        files: WeightFiles,
+        memory: int,
+        device: torch.device,
+        *,
+        calls: RunningCalls,
+        changed: ChangedBuffers,
+    ) -> None:
+        self.memory, self._device = memory, device
+        self._stores: list[_RowStore] = []
+        self._origins = [files.origin_of[lookup.weights[0].name] for lookup in lookups]
+        total = sum(origin.nbytes for origin in self._origins)
+        for index, (lookup, origin) in enumerate(zip(lookups, self._origins, strict=True)):
+            row_bytes = _row_bytes(origin)
+            share = max(memory * origin.nbytes // total, _ROWS_MIN * row_bytes, _BYTES_MIN)
+            sources = sorted({each.source for each in origin.ranges})
+            ranges = [(sources.index(each.source), each.offset, each.nbytes // row_bytes) for each in origin.ranges]
+            paths = [files.sources[source] for source in sources]
+            self._stores.append(_RowStore(paths, (ranges, row_bytes), None, None, share, files.engine))
+            binding = ParameterBinding(lookup.weights, device, calls, changed)
+            binding.set_look_up(calls.counted(functools.partial(self._look_up, index)))
+            calls.wrap(lookup.module, checked_wrapper(lookup.name, binding))
+
+    def stats(self) -> dict[str, float]:
+        """Return the counters of rows that were in host memory, and of those that were read."""
+        counters = [store.stats() for store in self._stores]
+        names = {"row_hits": "hits", "row_waits": "rows_read", "row_fetches": "reads", "bytes_read": "bytes_read"}
+        return {name: sum(counted[theirs] for counted in counters) for name, theirs in names.items()}
+
+    def clear(self) -> None:
+        """Close all tables. No module runs."""
+        for store in self._stores:
+            store.close()
+
+    def _look_up(
+        self, index: int, indices: torch.Tensor, embed: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    ) -> torch.Tensor:
+        origin = self._origins[index]
+        used, places = torch.unique(indices.detach().to("cpu", torch.int64), return_inverse=True)
+        if len(used) and not 0 <= int(used[0]) <= int(used[-1]) < origin.shape[0]:
+            msg = "index out of range in self"
+            raise IndexError(msg)
+        rows = torch.empty(len(used), *origin.shape[1:], dtype=origin.memory_dtype, device=self._device)
+        conversion = None if origin.cast_to is None else (FLOATS[origin.dtype], FLOATS[origin.cast_to], None)
+        with relaxed_capture_for(rows.device):
+            self._stores[index].gather((used, (True, used.element_size()), rows, conversion))
+        return embed(rows, places.to(indices.device))
+
+
+def can_gather(origin: Origin) -> bool:
+    """Whether rows of a weight can be gathered: they lie whole in ranges of files, in a type that can be cast."""
+    is_castable = origin.cast_to is None or (origin.dtype in FLOATS and origin.cast_to in FLOATS)
+    is_plain = all(each.encoded is None for each in origin.ranges)
+    return is_castable and is_plain and all(each.nbytes % _row_bytes(origin) == 0 for each in origin.ranges)
+
+
+def _row_bytes(origin: Origin) -> int:
+    return origin.nbytes // origin.shape[0]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.public import public
 
 if TYPE_CHECKING:

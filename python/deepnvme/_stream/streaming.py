@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,33 +13,26 @@ from deepnvme._deepnvme import StripeSet
 from deepnvme._deepnvme import trace as trace_default_engine
 from deepnvme._modules.partition import has_forward
 from deepnvme._stream import huggingface, throughput
-from deepnvme._stream.arguments import check_type, checked_device, parse_dtype
 from deepnvme._stream.calling_threads import RunningCalls
-from deepnvme._stream.gathered_rows import GatheredRows
-from deepnvme._stream.layer_cache import LayerCache
-from deepnvme._stream.model_files import ModelFiles, open_for_module
-from deepnvme._stream.original_weights import ChangedBuffers, OriginalWeights
-from deepnvme._stream.parameter_binding import refuse_loading
+from deepnvme._stream.layer_cache import LayerCache, load_resident
+from deepnvme._stream.model_files import open_for_module
+from deepnvme._stream.parameter_binding import ChangedBuffers, OriginalWeights, refuse_loading
 from deepnvme._stream.planner import Plan, PlanInput, plan_within
-from deepnvme._stream.resident_weights import load_resident
-from deepnvme._stream.row_cache import RowCache
+from deepnvme._stream.row_cache import GatheredRows, RowCache
 from deepnvme._stream.stats import StepRecorder
-from deepnvme._stream.weight_origin import WeightFiles
-from deepnvme._stream.weight_provenance import find_origins, named_tensors, replace_traced
-from deepnvme._utils.arguments import check_choice, check_engine, parse_bytes, whole
-from deepnvme._utils.public import public
-from deepnvme.errors import ClosedError, NotFolderError, NotFoundError, UnsupportedError
+from deepnvme._stream.weight_origin import WeightFiles, find_origins, named_tensors, replace_traced
+from deepnvme._utils.devices import check_device, parsed_device
+from deepnvme._utils.public import check_choice, check_engine, parse_bytes, public, whole
+from deepnvme._utils.tensors import checked_dtype
+from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
 
 # Larger than any real request, and small enough that products do not overflow.
 _TOKENS_MAX = 1 << 31
 _PREFETCH_LAYERS_MAX = 1 << 20
-# Part of the error about a folder without a model.
-_NO_WEIGHTS = "the folder has none of"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from os import PathLike
-    from pathlib import Path
 
     from torch.utils.hooks import RemovableHandle
     from typing_extensions import Self
@@ -49,6 +41,8 @@ if TYPE_CHECKING:
     from deepnvme._modules.partition import Partition
     from deepnvme._stream.stats import StreamStats
     from deepnvme._stream.weight_origin import Origin
+# Short names of dtypes, as those of `deepnvme pack`. The names of torch are accepted as well.
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @public
@@ -403,19 +397,19 @@ def stream(
     """
     check_choice(verify, "verify", ("off", "sample", "full"))
     check_engine(engine)
-    check_type(model)
-    dtype = parse_dtype(dtype)
+    _check_type(model)
+    dtype = _parse_dtype(dtype)
     nbytes = parse_bytes(memory)
     if prefetch_layers is not None:
         prefetch_layers = whole(prefetch_layers, "prefetch_layers", 0, _PREFETCH_LAYERS_MAX)
-    place = checked_device(device)
+    place = _checked_device(device)
     if isinstance(model, nn.Module):
         earlier = getattr(model, "streaming", None)
         if isinstance(earlier, Streaming) and not earlier.is_restored:
             raise UnsupportedError("this model is streamed already; call model.streaming.close() first")
         built, files = open_for_module(model, weights, engine, verify)
     else:
-        folder, files = _open_folder(model, options, weights, engine, verify)
+        folder, files = huggingface.open_folder(model, options, weights, engine, verify)
         built = huggingface.build_model(folder, files, dtype, model_class, dict(options))
     origin_of = find_origins(built, files)
     try:
@@ -431,29 +425,6 @@ def stream(
         streaming._undo(built)  # noqa: SLF001
         raise
     return built
-
-
-def _open_folder(
-    model: str | PathLike[str], options: dict[str, Any], weights: Any, engine: Engine | None, verify: str
-) -> tuple[Path, ModelFiles]:
-    """Find the folder of a model, and open its weights or ``weights``."""
-    folder = huggingface.find_folder(model, options)
-    if folder.is_file():
-        remedy = "pass its folder, or a module and this file: stream(module, weights=file, memory=...)"
-        raise NotFolderError(errno.ENOTDIR, f"this is a file, and a model is a folder; {remedy}", str(folder))
-    try:
-        return folder, ModelFiles(weights if weights is not None else folder, engine, verify)
-    except NotFoundError as error:
-        # The remedies of `load`, which takes a file, do not apply.
-        is_other = _NO_WEIGHTS not in str(error) or "Checkpointer" in str(error)
-        if weights is not None or is_other or not folder.is_dir():
-            raise
-        remedy = "download the weights into it, or pass a module and a file: stream(module, weights=file, memory=...)"
-        raise NotFoundError(
-            errno.ENOENT,
-            f"the model folder has no weights (model.safetensors, or files with an index); {remedy}",
-            str(folder),
-        ) from error
 
 
 def _name_of(model: nn.Module) -> str:
@@ -472,3 +443,31 @@ def _file_bytes(source: str | StripeSet) -> int:
         # The parts of a set together are as long as the set. Rounded up to whole pages, a read must not pass the end.
         return sum(os.stat(part).st_size for part in source.paths)  # noqa: PTH116
     return os.stat(source).st_size  # noqa: PTH116
+
+
+def _check_type(model: object) -> None:
+    """Refuse what is neither a folder nor a module."""
+    if not isinstance(model, str | bytes | os.PathLike | nn.Module):
+        raise TypeError(f"model is {type(model).__name__}; it must be a folder, or a torch.nn.Module")
+
+
+def _parse_dtype(dtype: object) -> Any:
+    """Return ``"auto"`` or the dtype that an argument names."""
+    if not isinstance(dtype, str):
+        return checked_dtype(dtype)
+    found = _DTYPES.get(dtype, getattr(torch, dtype, None))
+    if dtype == "auto" or isinstance(found, torch.dtype):
+        return found or dtype
+    words = ", ".join(map(repr, ("auto", *_DTYPES)))
+    raise InvalidArgumentError(f"dtype is {dtype!r}; it must be one of {words}, or a torch.dtype")
+
+
+def _checked_device(device: str | torch.device) -> torch.device:
+    """Return a device to which weights can be streamed."""
+    place = parsed_device(device)
+    if place.type == "cuda" and getattr(torch.version, "hip", None):
+        raise UnsupportedError("streaming to AMD GPUs is not supported yet; use device='cpu'")
+    if place.type not in {"cpu", "cuda"}:
+        raise UnsupportedError(f"weights can be streamed to the CPU and to CUDA devices, not to {place}")
+    check_device(place)
+    return torch.device("cuda", torch.cuda.current_device()) if place == torch.device("cuda") else place

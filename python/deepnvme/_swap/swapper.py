@@ -12,13 +12,22 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 
 from deepnvme._deepnvme import StripeSet, _Swapper
-from deepnvme._swap.arguments import checked_key, list_of_keys, make_swap_folders
-from deepnvme._swap.stats import SwapStats
-from deepnvme._swap.view import Borrowed, check_tensor, label_of, parse_label, shape_of, transfer_part, view_tensor
-from deepnvme._utils.arguments import check_engine, check_flag, parse_bytes, whole
-from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._swap.values import (
+    Borrowed,
+    SwapStats,
+    check_tensor,
+    checked_key,
+    label_of,
+    list_of_keys,
+    make_swap_folders,
+    parse_label,
+    shape_of,
+    transfer_part,
+    view_tensor,
+)
+from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
-from deepnvme._utils.public import public
+from deepnvme._utils.public import check_engine, check_flag, parse_bytes, public, whole
 from deepnvme._utils.tensors import checked_dtype, contiguous_exactly, copy_exactly, without_gradients
 from deepnvme.errors import ClosedError, OutOfMemoryError
 

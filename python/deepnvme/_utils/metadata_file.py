@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from deepnvme._deepnvme import StripeSet, _open_regular
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.public import first_of, warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
 if TYPE_CHECKING:

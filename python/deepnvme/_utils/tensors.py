@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakValueDictionary
 
 from deepnvme._deepnvme import _pinned_capsule
-from deepnvme._utils.arguments import whole
-from deepnvme._utils.public import public
-from deepnvme._utils.signal_errors import is_of_handler
-from deepnvme.errors import DeviceError, InvalidArgumentError, UnsupportedError
+from deepnvme._utils.interrupts import is_of_handler
+from deepnvme._utils.public import public, whole
+from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any, TypeVar
 
     import torch
 
     _Result = TypeVar("_Result")
 
+
 # Longer than any tensor. torch counts bytes in 64 bits with a sign.
 _LONGEST_STORAGE_BYTES = (1 << 63) - 1
 # Whether torch converts one type to another, as far as it was asked.
 _CASTS: dict[tuple[torch.dtype, torch.dtype], bool] = {}
+# By remedy, then by `id`: the copies that still exist.
+_COPIES: dict[str, WeakValueDictionary[int, torch.Tensor]] = {}
 
 
 @public
@@ -178,100 +181,6 @@ def _range_loss(origin: torch.dtype, target: torch.dtype) -> str | None:
     return None if new.min <= old.min and old.max <= new.max else "the numbers beyond its range"
 
 
-def checked_device(device: Any, name: str = "device") -> torch.device:
-    """Return an argument that names a device which torch can use here.
-
-    Args:
-        device: a ``torch.device``, its text, or the number of a GPU.
-        name: of the argument, for errors.
-
-    Raises:
-        DeviceError: there is no such device, no driver, or this torch is built without it.
-        InvalidArgumentError: it names no device.
-    """
-    place = parsed_device(device, name)
-    check_device(place, name)
-    return place
-
-
-def parsed_device(device: Any, name: str = "device") -> torch.device:
-    """Return an argument that names a device, whether or not it exists here.
-
-    Raises:
-        InvalidArgumentError: it names none.
-    """
-    import torch  # noqa: PLC0415
-
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        msg = f"{name} is {device!r}, and is no device of this torch; pass 'cpu', or one such as 'cuda' or 'cuda:1'"
-        raise InvalidArgumentError(msg) from error
-
-
-def check_device(place: torch.device, name: str = "device") -> None:
-    """Raise ``DeviceError`` if torch cannot use a device here. ``name`` is that of the argument."""
-    import torch  # noqa: PLC0415
-
-    if place.type in {"cpu", "meta"}:
-        return
-    if place.type == "cuda":
-        _check_cuda(place, name)
-        return
-    try:
-        torch.empty(0, device=place)
-    except (AssertionError, NotImplementedError, RuntimeError) as error:
-        if is_of_handler(error):
-            raise
-        reason = _first_sentence(error)
-        raise DeviceError(f"{name} is {str(place)!r}, which torch cannot use here: {reason}; pass 'cpu'") from error
-
-
-def _check_cuda(place: torch.device, name: str) -> None:
-    """Raise ``DeviceError`` if torch cannot use this GPU."""
-    import torch  # noqa: PLC0415
-
-    remedy = f"pass {name}='cpu', or "
-    if torch.version.cuda is None and torch.version.hip is None:
-        text = f"this torch ({torch.__version__}) is built without CUDA; {remedy}install a torch that is built with it"
-        raise DeviceError(f"{name} is {str(place)!r}, and {text}")
-    try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
-    except (AssertionError, RuntimeError) as error:
-        if is_of_handler(error):
-            raise
-        text = f"torch cannot use a GPU here: {_first_sentence(error)}; {remedy}make a GPU and its driver available"
-        raise DeviceError(f"{name} is {str(place)!r}, and {text}") from error
-    count = torch.cuda.device_count()
-    if (place.index or 0) >= count:
-        found = ", ".join(f"'cuda:{index}'" for index in range(count)) or "no GPU"
-        raise DeviceError(f"{name} is {str(place)!r}, and torch finds {found} here; pass one of these, or 'cpu'")
-
-
-def _first_sentence(error: Exception) -> str:
-    return str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-
-
-def with_checked_locations(restore: Callable[..., Any], chosen: Any) -> Callable[..., Any]:
-    """Wrap torch's function that moves a storage to its device, so that a missing GPU is a ``DeviceError``.
-
-    Args:
-        restore: moves a storage, given the location that it was saved with.
-        chosen: the ``map_location`` that torch made it from.
-    """
-
-    def moved(storage: Any, location: str) -> Any:
-        try:
-            return restore(storage, location)
-        except (AssertionError, RuntimeError):
-            place = chosen.get(location, location) if isinstance(chosen, Mapping) else location
-            if str(place).startswith("cuda"):
-                checked_device(place, "map_location")
-            raise
-
-    return moved
-
-
 def storage_shortage(tensor: torch.Tensor) -> str | None:
     """Name what a strided tensor lacks: memory at all, or as much as its shape takes. ``None`` if it has all bytes."""
     if tensor.numel() == 0:
@@ -284,13 +193,6 @@ def storage_shortage(tensor: torch.Tensor) -> str | None:
     if nbytes >= needed:
         return None
     return f"its storage has {nbytes} bytes, and its shape takes {needed}: resize the storage, or pass another tensor"
-
-
-def engine_reaches(device: torch.device) -> bool:
-    """Whether the engine transfers to and from this device itself: CPU and CUDA devices."""
-    import torch  # noqa: PLC0415
-
-    return device.type == "cpu" or (device.type == "cuda" and torch.version.hip is None)
 
 
 def require_torch(caller: str) -> None:
@@ -426,3 +328,78 @@ def _check_is_tensor(argument: object) -> None:
     if not isinstance(argument, torch.Tensor):
         msg = f"as_bytes takes a torch tensor, not {type(argument).__name__}; for an array, use array.view('uint8')"
         raise TypeError(msg)
+
+
+class MemoryOrder(NamedTuple):
+    """The order of a dense tensor's elements in memory. Dimensions that do not matter for it have the stride 0."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Sequence[int], stride: Sequence[int]) -> MemoryOrder:
+        """Return the order of a tensor with this shape and these strides."""
+        is_empty = 0 in shape
+        steps = [0 if is_empty or size == 1 else step for size, step in zip(shape, stride, strict=True)]
+        return cls(tuple(shape), tuple(steps))
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether the last dimension comes first in memory, and so on."""
+        return self == MemoryOrder.of(self.shape, row_major(self.shape))
+
+    def view(self, flat: torch.Tensor) -> torch.Tensor:
+        """View a flat tensor, whose elements are in this order, with its shape."""
+        return flat.as_strided(self.shape, self.stride)
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has neither gaps nor overlaps, in any order of dimensions. An empty one has none."""
+    return _is_dense(tensor.shape, tensor.stride())
+
+
+def is_dense_order(order: MemoryOrder) -> bool:
+    """Whether a dense tensor can have this order."""
+    return _is_dense(order.shape, order.stride)
+
+
+def _is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    if 0 in shape:
+        return True
+    expected = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of a row-major tensor."""
+    strides = [1] * len(shape)
+    for at in range(len(shape) - 1, 0, -1):
+        strides[at - 1] = strides[at] * max(shape[at], 1)
+    return tuple(strides)
+
+
+def mark_copies(copies: Iterable[torch.Tensor], remedy: str) -> None:
+    """Remember copies that a state dict returns.
+
+    Args:
+        copies: the tensors.
+        remedy: how to load a state instead, for the message.
+    """
+    known = _COPIES.setdefault(remedy, WeakValueDictionary())
+    for tensor in copies:
+        known[id(tensor)] = tensor
+
+
+def find_copy(tensors: Mapping[str, torch.Tensor]) -> tuple[str, str] | None:
+    """Return the name of a tensor that is a copy, and the remedy. ``None`` if there is none."""
+    for remedy, known in _COPIES.items():
+        if not known:
+            continue
+        for name, tensor in tensors.items():
+            if known.get(id(tensor)) is tensor:
+                return name, remedy
+    return None

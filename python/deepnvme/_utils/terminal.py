@@ -1,14 +1,17 @@
-"""Progress bars on standard error, and the output of commands on standard output."""
+"""Output of commands: lines on standard output; progress bars, and errors as sentences, on standard error."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+from deepnvme.errors import Error, InvalidArgumentError
 
 # The argument `progress`: yes, no, a function of bytes done and bytes in total, or `None` for a bar on a terminal.
 ProgressArgument: TypeAlias = bool | Callable[[int, int], object] | None
@@ -16,6 +19,7 @@ ProgressArgument: TypeAlias = bool | Callable[[int, int], object] | None
 # Shorter work shows no bar, unless the caller asked for one.
 _QUIET_S = 1.0
 _WIDTH = 30
+_PATHS = ("model", "prompt_file", "folder", "trace", "source", "target")
 
 
 def is_terminal() -> bool:
@@ -96,3 +100,30 @@ def progress_callback(progress: ProgressArgument, verb: str, name: object) -> Ca
     if progress or (progress is None and is_terminal()):
         return _Bar(verb, name, bool(progress))
     return None
+
+
+def report_errors(command: Callable[[dict[str, Any]], int], options: str) -> int:
+    """Run a command with its options as JSON; the exit status: 0 success, 1 failure, 2 usage error."""
+    parsed = {name: _path(value) if name in _PATHS else value for name, value in json.loads(options).items()}
+    try:
+        return command(parsed)
+    except BrokenPipeError:
+        # The reader has closed the pipe on purpose.
+        return 0
+    except ImportError as error:
+        return _refused(f"{error}; install it: {sys.executable} -m pip install torch transformers", 1)
+    except (Error, MemoryError, OSError, OutputError, ValueError) as error:
+        # Errors of files, such as CorruptFileError, are also ValueErrors.
+        is_usage = isinstance(error, InvalidArgumentError if isinstance(error, Error) else ValueError)
+        return _refused(str(error), 2 if is_usage else 1)
+
+
+def _path(value: Any) -> Any:
+    """Decode a path. JSON carries paths that are not UTF-8 as lists of bytes."""
+    return os.fsdecode(bytes(value)) if isinstance(value, list) else value
+
+
+def _refused(text: str, status: int) -> int:
+    lines = map(printable, text.split("\n"))
+    show("deepnvme: " + "\n  ".join(lines) + "\n")
+    return status

@@ -12,7 +12,7 @@ import os
 from typing import Literal, NamedTuple
 
 from deepnvme._deepnvme import Engine
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 
 BLOCK_BYTES_MIN = 4 << 10
 BLOCK_BYTES_MAX = 64 << 20

@@ -19,11 +19,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from deepnvme._deepnvme import Engine, Transfer, _pin_device
-from deepnvme._utils.locks import make_lock
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler, make_lock
 
 from . import _engine_pool
-from ._arguments import Name
+from ._checks import Name
 
 
 class Request(NamedTuple):

@@ -9,7 +9,7 @@ from deepnvme._checkpoint.background_save import BackgroundSaves
 from deepnvme._checkpoint.nested_states import local_nbytes
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._checkpoint.save_start import staging_for_state
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 
 if TYPE_CHECKING:
     import os

@@ -9,7 +9,7 @@ import torch
 import deepnvme._file as file
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._utils.tensors import with_checked_locations
+from deepnvme._utils.devices import with_checked_locations
 from deepnvme.errors import UnsafeFileError, UnsupportedError
 
 if TYPE_CHECKING:

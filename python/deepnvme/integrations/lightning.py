@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.save import SaveOptions, start_archive
 from deepnvme._deepnvme import _make_folders
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.integrations._background_save import BackgroundFileSaver
 from deepnvme.integrations._torch_load import load_as_torch

@@ -21,7 +21,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._utils.locks import make_lock
+from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.patches import ImportHook, Patches
 
 if TYPE_CHECKING:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch.utils import _pytree as tree
 
-from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
-from deepnvme.optim._parameter_order import flat, stride_of, with_strides_of
+from deepnvme.optim._state_store import flat, stride_of, with_strides_of
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Kernel
     from deepnvme._swap import Swapper
-    from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup, StateLayout
+    from deepnvme.optim._state_store import StateKind
 
 _aten = torch.ops.aten
 _EUCLID = 2

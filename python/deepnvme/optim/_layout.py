@@ -13,10 +13,8 @@ from typing import cast
 
 import torch
 
-from deepnvme._utils.memory_order import MemoryOrder
-from deepnvme.optim._formats import BLOCK, StateData, StateKind
-from deepnvme.optim._parameter_order import order_of
-from deepnvme.optim._state_store import ParameterSlice
+from deepnvme._utils.tensors import MemoryOrder
+from deepnvme.optim._state_store import BLOCK, ParameterSlice, StateData, StateKind, order_of
 
 
 @dataclass(eq=False)

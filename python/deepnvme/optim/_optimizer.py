@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from deepnvme._deepnvme import Kernel
-from deepnvme._utils.arguments import WHOLE_MAX, whole
+from deepnvme._utils.public import WHOLE_MAX, whole
 from deepnvme.errors import InvalidArgumentError
-from deepnvme.optim._formats import FORMATS, FP32, StateKind
 from deepnvme.optim._gradients import SwappedGradient
 from deepnvme.optim._running_step import StepPlans, StepProgress
-from deepnvme.optim._state_store import MASTER, MemoryStore, StateStore
+from deepnvme.optim._state_store import FORMATS, FP32, MASTER, MemoryStore, StateKind, StateStore
 
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     import torch
 
     from deepnvme._deepnvme import StepGradients
-    from deepnvme.optim._formats import StateFormat
     from deepnvme.optim._layout import StateGroup
-    from deepnvme.optim._state_store import ParameterSlice
+    from deepnvme.optim._state_store import ParameterSlice, StateFormat
 
 # Steps of ``offload_parameters`` have a plan for each group of parameters.
 _PLANS_MAX = 1 << 10

@@ -1,8 +1,9 @@
-"""Copy state on disk to a file and back, without passing through memory where possible."""
+"""Copy state on disk, with the settings of param groups, to a file and back: if possible, without a copy in memory."""
 
 from __future__ import annotations
 
 import itertools
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,25 +11,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deepnvme._utils.arguments import WHOLE_MAX, whole
 from deepnvme._utils.gc_pause import gc_paused
-from deepnvme._utils.memory_order import MemoryOrder, is_dense_order, row_major
 from deepnvme._utils.metadata_file import open_regular
+from deepnvme._utils.public import WHOLE_MAX, whole
+from deepnvme._utils.tensors import MemoryOrder, is_dense_order, row_major
 from deepnvme.errors import CorruptFileError, InvalidArgumentError
-from deepnvme.optim import _param_group_settings as param_group_settings
 from deepnvme.optim import _state_file as file
-from deepnvme.optim._formats import encode, part_of
-from deepnvme.optim._parameter_order import order_of
-from deepnvme.optim._saved_values import ReorderedValues, SavedValues, windows
-from deepnvme.optim._state_file import SavedParameter, StateExtent, StateFile
-from deepnvme.optim._state_store import MASTER, Shards
+from deepnvme.optim._state_file import ReorderedValues, SavedParameter, SavedValues, StateExtent, StateFile, windows
+from deepnvme.optim._state_store import MASTER, Shards, encode, order_of, part_of
 
 if TYPE_CHECKING:
-    from deepnvme.optim._formats import StateData, StateKind
     from deepnvme.optim._layout import Placement, StateGroup
     from deepnvme.optim._optimizer import OptimizerBase
+    from deepnvme.optim._state_store import StateData, StateKind
     from deepnvme.optim._step import SteppingOptimizer
     from deepnvme.optim._swap_store import SwapStore
+
+
+_WHOLE_MAX = 1 << 63
+# Entries of a group that a file does not set: the parameters belong to the model.
+_NOT_SETTINGS = ("params", "param_names")
+# They choose between torch's own loops. A file may leave them unset.
+_LOOP_SETTINGS = ("fused", "foreach")
 
 
 def save(
@@ -86,7 +90,7 @@ def _plan(
                 f"parts of {name!r} have other step counts, kinds of state or memory orders; a file has one for each "
                 "name: step all of them, or give them names of their own"
             )
-    settings = [param_group_settings.encode(optimizer, group) for group in optimizer.param_groups]
+    settings = [encode_settings(optimizer, group) for group in optimizer.param_groups]
     shapes = None if shards is not None else [list(param.shape) for param in resolved]
     return StateFile(_name(optimizer), settings, shapes, parameters, extents), groups, begins, at
 
@@ -142,7 +146,7 @@ class _Loader:
         self._kinds = {
             param: self._saved_kinds(
                 param,
-                optimizer._kinds(param, {**group, **param_group_settings.decode(group, settings)}),  # noqa: SLF001
+                optimizer._kinds(param, {**group, **decode_settings(group, settings)}),  # noqa: SLF001
             )
             for group, settings in zip(optimizer.param_groups, self._groups, strict=True)
             for param in group["params"]
@@ -170,7 +174,7 @@ class _Loader:
         optimizer._begin_loading()  # noqa: SLF001
         self.forget()
         for group, settings in zip(optimizer.param_groups, self._groups, strict=True):
-            param_group_settings.apply(group, settings)
+            apply_settings(group, settings)
             for param in group["params"]:
                 if param in self._kinds:
                     step = self._parameters[self._shards[param][0]].step
@@ -331,7 +335,7 @@ def _check_files(optimizer: SteppingOptimizer, files: Sequence[StateFile], shard
             msg = f"{saved.path}: the file has {len(saved.groups)} param groups, this optimizer has {wanted}"
             raise InvalidArgumentError(f"{msg}; create the optimizer with the same groups")
         for group, settings in zip(optimizer.param_groups, saved.groups, strict=True):
-            param_group_settings.check(optimizer, group, settings, saved.path)
+            check_settings(optimizer, group, settings, saved.path)
         if shards is None and saved.shapes is not None:
             _check_shapes(optimizer, saved.shapes, saved.path)
 
@@ -368,3 +372,92 @@ def _shard(given: Any, count: int) -> tuple[str, int]:
             f"shards has {given!r:.200} for a parameter of {count} elements; it must be a tuple of the name of the "
             "whole tensor, which UTF-8 can encode, and the index of its first element, such as ('layer.weight', 0)"
         ) from error
+
+
+def encode_settings(optimizer: SteppingOptimizer, group: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a group as JSON can contain them.
+
+    Raises:
+        InvalidArgumentError: ``check_settings`` would refuse them.
+        TypeError: JSON cannot contain them.
+    """
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        if name in _NOT_SETTINGS:
+            continue
+        found[name] = value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        try:
+            json.dumps(found[name])
+        except (TypeError, ValueError) as error:
+            msg = f"{name}={value!r} of a group of parameters cannot be saved as JSON; remove it from the group"
+            raise TypeError(msg) from error
+    loaded = json.loads(json.dumps(found))
+    refusal = _refusal(optimizer, group, loaded)
+    if refusal is not None:
+        msg = f"settings of a group of parameters: {refusal}; load_state would refuse them: change or remove them"
+        raise InvalidArgumentError(msg)
+    return found
+
+
+def check_settings(optimizer: SteppingOptimizer, group: dict[str, Any], settings: dict[str, Any], path: Path) -> None:
+    """Refuse settings of a file that the next step would refuse, or fail on."""
+    refusal = _refusal(optimizer, group, settings)
+    if refusal is not None:
+        text = f"{path}: settings of a group of parameters: {refusal}"
+        raise CorruptFileError(f"{text}; the file was damaged, or another optimizer saved it")
+
+
+def _refusal(optimizer: SteppingOptimizer, group: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """Say why a group cannot have these settings; ``None`` if it can."""
+    misfit = _misfit(group, settings)
+    if misfit is not None:
+        return misfit
+    try:
+        optimizer._check_settings({**group, **decode_settings(group, settings)})  # noqa: SLF001
+    except (ValueError, TypeError, OverflowError, KeyError) as error:
+        return str(error)
+    return None
+
+
+def decode_settings(group: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Restore the types of settings: JSON has no tuples. Omit those that are tensors in the group."""
+    return {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if not isinstance(group.get(name), torch.Tensor)
+    }
+
+
+def apply_settings(group: dict[str, Any], settings: dict[str, Any]) -> None:
+    """Set the settings of a group. Its tensors keep their memory."""
+    for name, value in settings.items():
+        if isinstance(group.get(name), torch.Tensor):
+            group[name].fill_(value)
+    group.update(decode_settings(group, settings))
+
+
+def _misfit(group: dict[str, Any], settings: dict[str, Any]) -> str | None:
+    """Find a setting of another type than the group has: the next step would fail on it."""
+    for name, value in settings.items():
+        have = group.get(name)
+        values = value if isinstance(value, list) else [value]
+        if name in _NOT_SETTINGS:
+            fits = False
+        elif name in _LOOP_SETTINGS:
+            fits = value is None or isinstance(value, bool)
+        elif isinstance(have, tuple | list) and all(map(_is_number, have)):
+            fits = isinstance(value, list) and len(value) == len(have) and all(map(_is_number, value))
+        elif isinstance(have, bool | str):
+            fits = type(value) is type(have)
+        elif isinstance(have, int | float | torch.Tensor):
+            fits = _is_number(value)
+        else:
+            fits = all(element is None or isinstance(element, str | bool) or _is_number(element) for element in values)
+        if not fits:
+            return f"{name} would be {value!r}, where this optimizer has {have!r}"
+    return None
+
+
+def _is_number(value: object) -> bool:
+    # Integers beyond the range of floats would fail in the next step.
+    return isinstance(value, float) or (type(value) is int and abs(value) < _WHOLE_MAX)

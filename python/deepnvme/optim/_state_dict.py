@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from deepnvme._utils.arguments import to_path
-from deepnvme._utils.state_copies import mark_copies
+from deepnvme._utils.public import to_path
+from deepnvme._utils.tensors import mark_copies
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.optim import _save_load
 from deepnvme.optim._optimizer import SIXTEEN_BIT_FLOATS

@@ -1,4 +1,4 @@
-"""Store an optimizer's state, in memory or on disk.
+"""The state of parameters: its format, the order of its elements, and its store in memory or on disk.
 
 A step leases one batch of slices after another from a store:
 
@@ -7,6 +7,7 @@ A step leases one batch of slices after another from a store:
 
 :class:`MemoryStore` keeps the state where torch does, as one batch. :class:`deepnvme.optim._swap_store.SwapStore`
 keeps it on disk: it reads a batch while the previous one is updated, and writes in the background.
+`crates/deepnvme-optim/src/moment.rs` defines the values of the short formats, and why they suffice.
 """
 
 from __future__ import annotations
@@ -14,20 +15,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import torch
 
-from deepnvme.optim._formats import BLOCK, StateData, StateFormat, StateKind, decode, encode
-from deepnvme.optim._parameter_order import empty_as, flat, has_order_of, with_strides_of
+from deepnvme._deepnvme import Kernel
+from deepnvme._modules.weight_classes import ON_DISK_STRIDE
+from deepnvme._utils.tensors import MemoryOrder, is_dense, row_major
+from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats
+
 
 MASTER = "master"
 _SCALES = "_scale"
 # By parameter: the name of a whole tensor, and the index of the parameter's first element in it.
 Shards = Mapping[torch.nn.Parameter, tuple[str, int]]
+# Elements that share a scale. The kernel's blocks begin at multiples of it.
+BLOCK = 128
+# State in memory: numbers, or codes and scales.
+StateData: TypeAlias = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,3 +196,118 @@ def state_names(name: str, kept: StateFormat) -> tuple[str, ...]:
 def without_scales(state: dict[str, Any]) -> dict[str, Any]:
     """Omit the scales of 8-bit state."""
     return {name: value for name, value in state.items() if not name.endswith(_SCALES)}
+
+
+@dataclass(frozen=True)
+class StateFormat:
+    """A memory format for numbers.
+
+    ``dtype`` is the element type. 8-bit elements have scales in addition.
+    """
+
+    name: str
+    dtype: torch.dtype
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether it consists of codes and scales."""
+        return self.dtype == torch.uint8
+
+    def nbytes(self, count: int) -> int:
+        """Bytes of ``count`` elements, a multiple of four, so that the next state is aligned."""
+        return self.scales_begin(count) + (-(-count // BLOCK) * 4 if self.has_scales else 0)
+
+    def scales_begin(self, count: int) -> int:
+        """Offset of the scales, which follow the elements."""
+        return -(-count * self.dtype.itemsize // 4) * 4
+
+    def view(self, memory: torch.Tensor, count: int) -> StateData:
+        """View ``nbytes(count)`` bytes as state."""
+        elements = memory[: count * self.dtype.itemsize].view(self.dtype)
+        if not self.has_scales:
+            return elements
+        return elements, memory[self.scales_begin(count) :].view(torch.float32)
+
+    def make(self, count: int) -> StateData:
+        """Allocate state of zeros."""
+        return self.view(torch.zeros(self.nbytes(count), dtype=torch.uint8), count)
+
+
+FP32 = StateFormat("fp32", torch.float32)
+BF16 = StateFormat("bf16", torch.bfloat16)
+EIGHT_BIT = StateFormat("8bit", torch.uint8)
+FORMATS = {one.name: one for one in (FP32, BF16, EIGHT_BIT)}
+
+
+@dataclass(frozen=True)
+class StateKind:
+    """A kind of state: its name, format and initial value."""
+
+    name: str
+    format: StateFormat = FP32
+    # Squares, which have no sign.
+    squares: bool = False
+    # Initial value of the elements.
+    initial: float = 0.0
+
+
+def part_of(kept: StateData, begin: int, end: int) -> StateData:
+    """View some elements of state. ``begin`` is a multiple of ``BLOCK``."""
+    if isinstance(kept, torch.Tensor):
+        return kept[begin:end]
+    codes, scales = kept
+    return codes[begin:end], scales[begin // BLOCK : -(-end // BLOCK)]
+
+
+def encode(kept: StateData, values: torch.Tensor, kind: StateKind) -> None:
+    """Encode fp32 numbers as the nearest values of the format."""
+    if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
+        kept.copy_(values)
+    else:
+        Kernel.pack(values.contiguous(), kept, kind.squares)
+
+
+def decode(kept: StateData, out: torch.Tensor, kind: StateKind) -> None:
+    """Decode state to fp32. Encoding the result again is lossless."""
+    if isinstance(kept, torch.Tensor) and kept.dtype == torch.float32:
+        out.copy_(kept)
+    else:
+        Kernel.unpack(kept, out, kind.squares)
+
+
+def with_strides_of(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+    """Return state in the memory order of its parameter. Saved state may have another order."""
+    return state if has_order_of(param, state) else empty_as(param, state.dtype).copy_(state)
+
+
+def has_order_of(param: torch.Tensor, state: torch.Tensor) -> bool:
+    """Whether state has the memory order of its parameter."""
+    stride = stride_of(param)
+    return state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape))
+
+
+def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Allocate a tensor with the memory order of a parameter."""
+    return torch.empty_strided(param.shape, stride_of(param), dtype=dtype, device=param.device)
+
+
+def stride_of(param: torch.Tensor) -> tuple[int, ...]:
+    """Return the strides of a parameter; of one on disk, the strides it has in memory."""
+    stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or param.stride()
+    return stride
+
+
+def order_of(param: torch.Tensor) -> MemoryOrder:
+    """Return the memory order of a parameter; of one on disk, the order it has in memory."""
+    return MemoryOrder.of(param.shape, stride_of(param))
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """View all elements in memory order."""
+    tensor = tensor.detach()
+    if tensor.is_contiguous():
+        return tensor.view(-1)
+    if not is_dense(tensor):
+        msg = f"a parameter of shape {tuple(tensor.shape)} has gaps or overlaps; pass parameter.contiguous() instead"
+        raise InvalidArgumentError(msg)
+    return tensor.as_strided((tensor.numel(),), (1,))

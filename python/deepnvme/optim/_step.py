@@ -11,12 +11,10 @@ import torch
 from deepnvme._deepnvme import StepGradients
 from deepnvme._utils.tensors import without_gradients
 from deepnvme.errors import ClosedError, Error, InvalidArgumentError, UnsupportedError
-from deepnvme.optim._formats import FP32
 from deepnvme.optim._gradients import SwappedGradient, in_order
 from deepnvme.optim._optimizer import SIXTEEN_BIT_FLOATS, OptimizerBase, ParamGroup
-from deepnvme.optim._parameter_order import flat
 from deepnvme.optim._running_step import STEP_COUNT, Gathered, StepProgress, native_plan
-from deepnvme.optim._state_store import MASTER, MemoryStore, ParameterSlice
+from deepnvme.optim._state_store import FP32, MASTER, MemoryStore, ParameterSlice, flat
 
 if TYPE_CHECKING:
     from deepnvme._deepnvme import StepPlan as NativePlan

@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._swap import Swapper
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import ClosedError, InvalidArgumentError
-from deepnvme.optim._formats import decode, encode
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
 from deepnvme.optim._layout import StateLayout
-from deepnvme.optim._parameter_order import flat, with_strides_of
-from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice
+from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, decode, encode, flat, with_strides_of
 
 if TYPE_CHECKING:
     import os
@@ -23,8 +21,8 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Kernel
     from deepnvme._swap import Borrowed, SwapStats
-    from deepnvme.optim._formats import StateKind
     from deepnvme.optim._layout import Placement, StateGroup
+    from deepnvme.optim._state_store import StateKind
 
 # A group gets at most 1/8 of the memory, and 64 MiB, so that the next can be read and the last written while one is
 # updated.

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
 
 from .states import manifest_of_missing
 from .test_costs import MODULUS, as_dict

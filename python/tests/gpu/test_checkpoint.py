@@ -10,7 +10,7 @@ import torch
 
 import deepnvme
 from deepnvme._checkpoint import load_memory
-from deepnvme._utils import tensors
+from deepnvme._utils import devices
 
 from .test_transfer import bits, values
 
@@ -62,7 +62,7 @@ def test_safetensors_to_a_gpu(gpu: Any, tmp_path: Path, monkeypatch: pytest.Monk
         monkeypatch.setattr(load_memory, "allocate_on_gpu", make)
         monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _: tensor)
         # torch itself does not see the simulated GPU.
-        monkeypatch.setattr(tensors, "_check_cuda", lambda *_: None)
+        monkeypatch.setattr(devices, "_check_cuda", lambda *_: None)
     loaded = deepnvme.load(path, device="cuda:0", verify=verify)
     for name, tensor in host.items():
         assert loaded[name].device.type == "cuda", "also of those without bytes"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from deepnvme._offload.autograd import drop_stale_hooks
+from deepnvme._offload.passes import drop_stale_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from deepnvme import errors, optim
-from deepnvme._utils.memory_order import MemoryOrder, is_dense, is_dense_order
+from deepnvme._utils.tensors import MemoryOrder, is_dense, is_dense_order
 
 Reorder = Callable[[torch.Tensor], torch.Tensor]
 

@@ -18,8 +18,8 @@ import torch
 
 import deepnvme
 from deepnvme import __main__
-from deepnvme._rows.drawn_ids import DrawnIds
-from deepnvme._rows.inspect import rows_across_pages
+from deepnvme._rows.bench import DrawnIds
+from deepnvme._rows.commands import rows_across_pages
 from deepnvme._rows.locate import Located
 
 if TYPE_CHECKING:

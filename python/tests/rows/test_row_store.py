@@ -18,7 +18,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
-from deepnvme._rows import row_store
+from deepnvme._rows import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -393,20 +393,20 @@ def test_it_can_be_awaited(tmp_path: Path, table: torch.Tensor) -> None:
 def test_a_file_that_is_replaced_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deepnvme.save({"a": torch.full((500, 64), 7.0), "t": torch.full((500, 64), 1.0)}, tmp_path / "model.safetensors")
     deepnvme.save({"t": torch.full((500, 64), 2.0), "z": torch.full((500, 64), 8.0)}, tmp_path / "new")
-    found: Any = row_store.__dict__["locate_tensors"]
+    found: Any = locate.__dict__["locate_tensors"]
 
     def locate_and_replace(*arguments: Any) -> Any:
         located = found(*arguments)
         (tmp_path / "new").rename(tmp_path / "model.safetensors")
         return located
 
-    monkeypatch.setattr(row_store, "locate_tensors", locate_and_replace)
+    monkeypatch.setattr(locate, "locate_tensors", locate_and_replace)
     store = deepnvme.RowStore(tmp_path / "model.safetensors", "t", memory="1MB")
     with pytest.raises(errors.ChangedFileError):
         store.gather([5])
-    monkeypatch.setattr(row_store, "locate_tensors", found)
+    monkeypatch.setattr(locate, "locate_tensors", found)
     deepnvme.save({"t": torch.full((500, 64), 3.0), "z": torch.full((500, 64), 9.0)}, tmp_path / "new")
-    monkeypatch.setattr(row_store, "locate_tensors", locate_and_replace)
+    monkeypatch.setattr(locate, "locate_tensors", locate_and_replace)
     with pytest.raises(errors.ChangedFileError):
         deepnvme.RowStore.create(tmp_path / "packed", tmp_path / "model.safetensors", "t", memory="1MB")
     assert not (tmp_path / "packed").exists()

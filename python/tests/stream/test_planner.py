@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from deepnvme._modules.partition import Limits, Partition, Weight, partition
+from deepnvme._stream.layer_cache import place_resident
 from deepnvme._stream.memory_budget import (
     allocate_slots,
     classify_sizes,
@@ -24,7 +25,6 @@ from deepnvme._stream.memory_budget import (
     split_memory,
 )
 from deepnvme._stream.planner import PlanInput, find_sufficient_memory, lay_out_group
-from deepnvme._stream.resident_weights import place_resident
 from deepnvme._stream.weight_origin import CACHE_LINE_BYTES, ByteRange, Origin
 
 SIZES = st.lists(st.integers(1, 5_000_000), min_size=1, max_size=40)

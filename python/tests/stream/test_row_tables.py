@@ -14,7 +14,7 @@ from torch.nn import functional
 import deepnvme
 from deepnvme._modules.partition import only_looks_rows_up
 from deepnvme._stream import streaming
-from deepnvme._stream.gathered_rows import GatheredRows
+from deepnvme._stream.row_cache import GatheredRows
 
 from .small_models import TABLES, SmallModels
 

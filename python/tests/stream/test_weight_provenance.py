@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import deepnvme
-from deepnvme._stream.weight_origin import ByteRange, Origin, merge_adjacent
-from deepnvme._stream.weight_provenance import TracedTensor, UntraceableError
+from deepnvme._stream.weight_origin import ByteRange, Origin, TracedTensor, UntraceableError, merge_adjacent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

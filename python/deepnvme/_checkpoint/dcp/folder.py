@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from deepnvme._utils.arguments import to_absolute_path
+from deepnvme._utils.public import to_absolute_path
 from deepnvme.errors import InvalidArgumentError
 
 if TYPE_CHECKING:

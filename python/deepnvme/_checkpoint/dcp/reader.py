@@ -24,9 +24,9 @@ from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps
 from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.metadata_file import read_metadata
 from deepnvme._utils.public import first_of, public_in
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme._utils.tensors import cast_refusal
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 

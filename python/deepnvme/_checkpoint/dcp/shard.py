@@ -16,7 +16,7 @@ import torch
 from deepnvme._checkpoint.load_into import compare
 from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
 from deepnvme._deepnvme import _CheckpointReader, _crc64
-from deepnvme._utils.capture import relaxed_capture_for
+from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.tensors import copy_exactly
 from deepnvme.errors import ChecksumError, CorruptFileError
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.load import load
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, UnsafeFileError
 
 if TYPE_CHECKING:

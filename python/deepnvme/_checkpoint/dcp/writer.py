@@ -24,8 +24,8 @@ from deepnvme._checkpoint.save import SaveOptions, checked_tensors, plan_safeten
 from deepnvme._checkpoint.shards import fingerprints
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.gc_pause import GcPause, gc_paused
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.public import public_in
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:

@@ -21,9 +21,8 @@ from traceback import clear_frames
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from deepnvme._checkpoint.distributed.group_names import own_name
-from deepnvme._utils.locks import POLL_INTERVAL_S, SignalSafeEvent
+from deepnvme._utils.interrupts import POLL_INTERVAL_S, SignalSafeEvent, is_of_handler
 from deepnvme._utils.public import warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
 from deepnvme.errors import CancelledError, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:

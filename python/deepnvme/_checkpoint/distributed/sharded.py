@@ -16,10 +16,9 @@ from deepnvme._checkpoint.pickler import warn_of_refused_values
 from deepnvme._checkpoint.plain_values import empty_containers, refuse_lost
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
-from deepnvme._utils.locks import SignalSafeEvent
+from deepnvme._utils.interrupts import SignalSafeEvent, is_of_handler
 from deepnvme._utils.public import warn_caller
-from deepnvme._utils.signal_errors import is_of_handler
-from deepnvme._utils.state_copies import find_copy
+from deepnvme._utils.tensors import find_copy
 from deepnvme.errors import CancelledError, Error, InvalidArgumentError, PeerError
 
 if TYPE_CHECKING:

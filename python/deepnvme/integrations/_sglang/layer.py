@@ -20,8 +20,8 @@ from deepnvme._deepnvme import write
 from deepnvme._modules.partition import Weight
 from deepnvme._modules.weight_classes import Placeholder
 from deepnvme._stream.parameter_binding import refuse_loading, set_weight
-from deepnvme._utils import memory_order
-from deepnvme._utils.locks import POLL_INTERVAL_S, SignalSafeEvent, make_lock
+from deepnvme._utils import tensors
+from deepnvme._utils.interrupts import POLL_INTERVAL_S, SignalSafeEvent, make_lock
 from deepnvme.errors import ClosedError
 
 if TYPE_CHECKING:
@@ -352,7 +352,7 @@ class TensorLayout:
 def is_dense(tensor: torch.Tensor) -> bool:
     """Whether a tensor contains each of its bytes once without gaps, in any order of dimensions."""
     is_plain = tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.is_quantized
-    return is_plain and memory_order.is_dense(tensor)
+    return is_plain and tensors.is_dense(tensor)
 
 
 def plan_layout(tensors: Sequence[torch.Tensor]) -> tuple[list[TensorLayout], int]:

@@ -17,9 +17,8 @@ import torch
 
 from deepnvme._deepnvme import _Streamer
 from deepnvme._stream.memory_budget import PAGE_BYTES, allocate_slots, classify_sizes, merge_small_classes
-from deepnvme._utils.arguments import whole
-from deepnvme._utils.locks import make_lock
-from deepnvme._utils.signal_errors import is_of_handler
+from deepnvme._utils.interrupts import is_of_handler, make_lock
+from deepnvme._utils.public import whole
 from deepnvme._utils.tensors import pinned_empty
 from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.integrations._sglang.layer import OffloadedLayer, WeightFile

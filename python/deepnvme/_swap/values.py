@@ -1,16 +1,18 @@
-"""Tensor views of swapped bytes, and the objects that borrow them."""
+"""Arguments and results of a swapper: keys, folders, tensors that view swapped bytes, and counters."""
 
 from __future__ import annotations
 
 import functools
 import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 import torch
 
-from deepnvme._deepnvme import _BorrowScope
-from deepnvme._utils.arguments import whole
-from deepnvme._utils.public import public
+from deepnvme._deepnvme import _BorrowScope, _make_folders
+from deepnvme._utils.public import public, shown, whole
 from deepnvme._utils.tensors import contiguous_exactly, copy_exactly, storage_shortage
 from deepnvme.errors import InvalidArgumentError
 
@@ -168,3 +170,87 @@ def transfer_part(
     if is_written:
         return part.copy_(_bytes(other.to("cpu")))
     return part.clone().view(other.dtype).view(other.shape)
+
+
+def checked_key(key: object) -> str:
+    """Return a key, or raise."""
+    if isinstance(key, str):
+        return key
+    msg = f"key is {shown(key)}; it must be a str"
+    raise TypeError(msg)
+
+
+def list_of_keys(keys: object) -> list[str]:
+    """Return the keys of an argument: one, or several."""
+    if isinstance(keys, str):
+        return [keys]
+    if not isinstance(keys, Iterable):
+        msg = f"keys is {shown(keys)}; it must be a key or a list of keys"
+        raise TypeError(msg)
+    return [checked_key(key) for key in keys]
+
+
+def make_swap_folders(swap_dir: object) -> list[str | bytes | os.PathLike[str]]:
+    """Return the folders of an argument, and create those that are missing."""
+    folders = [swap_dir] if isinstance(swap_dir, str | bytes | os.PathLike) else swap_dir
+    if not isinstance(folders, Iterable) or not (folders := list(folders)):
+        msg = f"swap_dir is {swap_dir!r}; it must be a folder, or a list of folders, one per drive"
+        raise TypeError(msg)
+    for folder in folders:
+        if not isinstance(folder, str | bytes | os.PathLike):
+            msg = f"swap_dir has {folder!r} ({type(folder).__name__}); each folder must be a str or os.PathLike"
+            raise TypeError(msg)
+        _make_folders(folder)
+    return folders
+
+
+@public
+@dataclass(frozen=True)
+class SwapStats:
+    """What a :class:`Swapper` has done since it was made, and how full it is.
+
+    Attributes:
+        hits: borrows whose tensor was in memory, and puts that replaced such a tensor with one of the same size.
+        waits: borrows and puts that needed memory or a read first.
+        stalled_s: total waiting time in seconds.
+        bytes_read: bytes read from disk.
+        bytes_written: bytes written to disk.
+        reads: tensors read.
+        write_backs: tensors written back.
+        failures: failed reads and writes.
+        evictions: tensors evicted from memory.
+        items: number of keys.
+        resident_bytes: bytes of memory in use now.
+        resident_bytes_peak: peak of the bytes in use.
+        memory_bytes: the memory limit in bytes.
+        stored_bytes: bytes of the swap files that belong to tensors.
+        file_bytes: bytes of the swap files.
+
+    Example:
+        >>> with deepnvme.Swapper(".", memory="1MB") as swapper:
+        ...     swapper.put("weight", torch.ones(3))
+        ...     swapper.stats().items
+        1
+    """
+
+    hits: int
+    waits: int
+    stalled_s: float
+    bytes_read: int
+    bytes_written: int
+    reads: int
+    write_backs: int
+    failures: int
+    evictions: int
+    items: int
+    resident_bytes: int
+    resident_bytes_peak: int
+    memory_bytes: int
+    stored_bytes: int
+    file_bytes: int
+
+    @property
+    def hit_rate(self) -> float:
+        """Hits as a fraction of all borrows and puts; 1 before the first."""
+        calls = self.hits + self.waits
+        return self.hits / calls if calls else 1.0

@@ -1,15 +1,49 @@
-"""Locks that no forked child finds held, and an event for which a signal handler may wait."""
+"""Interrupts of calls by signal handlers and forks: whose an exception is, and locks that nothing leaves held.
+
+A handler may raise any exception, in the middle of any call. Code that turns failures of its own calls into other
+errors, or goes on after them, must let those of a handler through.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from types import CodeType
+
 
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 # Interval in seconds at which waiting threads check for Ctrl-C, which may have stopped the call that should wake them.
 POLL_INTERVAL_S = 0.05
+
+
+def is_of_handler(error: BaseException) -> bool:
+    """Whether a signal handler of this process, as it is installed now, has raised an exception."""
+    codes = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
+    traceback = error.__traceback__ if codes else None
+    while traceback is not None:
+        if traceback.tb_frame.f_code in codes:
+            return True
+        traceback = traceback.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code of a handler that is written in Python."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    # Of an object that is called: a method of its class.
+    classes = type(handler).__mro__
+    called = next((vars(one)["__call__"] for one in classes if "__call__" in vars(one)), None)
+    for found in (handler, getattr(handler, "__func__", None), called):
+        if (code := getattr(found, "__code__", None)) is not None:
+            return code  # type: ignore[no-any-return]
+    return None
 
 
 def make_lock() -> threading.RLock:

@@ -1,35 +1,48 @@
-"""``deepnvme rows inspect``: describe a table, or list the tensors that can be one."""
+"""``deepnvme rows``: its commands by name. The Rust command line parses their arguments."""
 
 from __future__ import annotations
 
 import json
 import math
 import shlex
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from deepnvme._checkpoint.load import load
 from deepnvme._deepnvme import __version__
-from deepnvme._rows.locate import Located
-from deepnvme._rows.named_table import NamedTable
-from deepnvme._rows.tables import list_tables
-from deepnvme._rows.text import dtype_name, labelled, row_text, shape_text, size_text
-from deepnvme._utils.terminal import printable, say
-from deepnvme.errors import InvalidArgumentError, UnsupportedError
+from deepnvme._rows import bench
+from deepnvme._rows.locate import Located, list_tables
+from deepnvme._rows.named_table import NamedTable, dtype_name, labelled, row_text, shape_text, size_text
+from deepnvme._utils.terminal import printable, report_errors, say
+from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 _PAGE_BYTES = 4096
 # The cache whose rows are counted, in bytes.
 _CACHE_BYTES = 10**9
 # Tensors that the text lists.
 _LISTED_MAX = 30
+# The memory of a packed table while it is made, beyond that for a few of its rows.
+_PACK_MEMORY_BYTES = 64 << 20
+_PACK_ROWS = 16
+# Of a copy of a hot row.
+_HOT_ROW_BYTES = 9
 
 
-def run(options: dict[str, Any]) -> int:
-    """Run the command with its options. Returns the exit status."""
+def run(name: str, options: str) -> int:
+    """Run a command with its options as JSON. Returns the exit status."""
+    commands = {"rows inspect": _inspect, "rows pack": _pack, "rows bench": bench.run}
+    return report_errors(commands[name], options)
+
+
+def _inspect(options: dict[str, Any]) -> int:
+    """Describe a table, or list the tensors that can be one."""
     table = NamedTable.parse(options)
     packed = table.packed()
     is_described = packed is not None or table.tensor is not None or table.shape is not None
-    answer = describe(table) if is_described else _candidates(table)
+    answer = _describe(table) if is_described else _candidates(table)
     if options["json"]:
         say(json.dumps({"version": __version__, "source": table.source, **answer}, indent=2))
     elif is_described:
@@ -39,7 +52,7 @@ def run(options: dict[str, Any]) -> int:
     return 0
 
 
-def describe(table: NamedTable) -> dict[str, Any]:
+def _describe(table: NamedTable) -> dict[str, Any]:
     """Describe a table: its size, its layout on disk, and the memory that it needs."""
     least = least_memory(table)
     packed = table.packed()
@@ -168,3 +181,82 @@ def _print_candidates(table: NamedTable, tables: list[dict[str, Any]]) -> None:
     if len(tables) > len(shown):
         say(f"and {len(tables) - len(shown):,} more; --json lists all")
     say(f"\nName one: deepnvme rows inspect {printable(shlex.join([table.source, '--tensor', tables[0]['name']]))}")
+
+
+def _pack(options: dict[str, Any]) -> int:
+    """Pack a table into a new file, and verify it."""
+    table, target = NamedTable.parse(options, "it needs no packing"), Path(options["target"])
+    located = table.located()
+    for path in table.all_files():
+        if target.exists() and target.samefile(path):
+            msg = f"{target} is a file of the source; name another file as the target"
+            raise InvalidArgumentError(msg)
+    if target.is_dir():
+        msg = f"{target} is a folder; name a file in it, such as {target / 'rows.safetensors'}"
+        raise InvalidArgumentError(msg)
+    trace = _read_trace(options["trace"]) if options["trace"] else None
+    began = time.perf_counter()
+    with table.create(str(target), _memory_bytes(located, trace), trace) as store:
+        packed_s = time.perf_counter() - began
+        answer = {
+            "version": __version__,
+            "source": table.source,
+            "target": str(target),
+            "rows": located.rows,
+            "bytes": located.rows * located.row_bytes,
+            "file_bytes": target.stat().st_size,
+            "seconds": packed_s,
+            "gb_per_s": located.rows * located.row_bytes / packed_s / 1e9,
+        }
+        if not options["json"]:
+            _print_packed(answer)
+        began = time.perf_counter()
+        answer["verified_blocks"] = store.verify()
+        answer["verify_seconds"] = time.perf_counter() - began
+    if options["json"]:
+        say(json.dumps(answer, indent=2))
+        return 0
+    say(
+        labelled(
+            "verified", f"{answer['verified_blocks']:,} blocks match their checksums; {answer['verify_seconds']:.2f} s"
+        )
+    )
+    say(labelled("measure", f"deepnvme rows bench {shlex.quote(str(target))}"))
+    return 0
+
+
+def _memory_bytes(located: Located, trace: torch.Tensor | None) -> int:
+    hot = 0 if trace is None else min(located.rows, trace.numel()) * _HOT_ROW_BYTES
+    return _PACK_MEMORY_BYTES + _PACK_ROWS * located.row_bytes + hot
+
+
+def _read_trace(path: str) -> torch.Tensor:
+    """Read the ids of earlier requests."""
+    if path.endswith(".npy"):
+        return torch.from_numpy(_read_array(path))
+    loaded = load(path, progress=False)
+    tensors = [loaded] if isinstance(loaded, torch.Tensor) else [*loaded.values()] if isinstance(loaded, dict) else []
+    if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
+        msg = f"{path} has {len(tensors)} entries; a trace is one tensor of ids, or a .npy file"
+        raise InvalidArgumentError(msg)
+    return tensors[0]
+
+
+def _read_array(path: str) -> Any:
+    try:
+        import numpy as np  # noqa: PLC0415 (not required)
+    except ImportError as error:
+        msg = f"{path}: numpy is needed for a .npy file; pip install numpy, or save the ids with torch.save"
+        raise InvalidArgumentError(msg) from error
+    try:
+        # No pickle.
+        return np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        msg = f"{path} is no array of numbers ({error}); save the ids with numpy.save"
+        raise CorruptFileError(msg) from error
+
+
+def _print_packed(answer: dict[str, Any]) -> None:
+    size = f"{answer['rows']:,} rows, {size_text(answer['bytes'])}"
+    say(labelled("packed", f"{size}; {answer['seconds']:.2f} s, {answer['gb_per_s']:.2f} GB/s"))
+    say(labelled("file", f"{answer['target']}, {size_text(answer['file_bytes'])}"))
