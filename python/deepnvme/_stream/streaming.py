@@ -22,7 +22,7 @@ from deepnvme._stream.row_cache import GatheredRows, RowCache
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_origin import WeightFiles, find_origins, named_tensors, replace_traced
 from deepnvme._utils.devices import check_device, parsed_device
-from deepnvme._utils.public import check_choice, check_engine, parse_bytes, public, whole
+from deepnvme._utils.public import check_choice, check_engine, first_of, parse_bytes, public, whole
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
 
@@ -54,12 +54,12 @@ class Streaming:
     Attributes:
         memory_bytes: memory for weights, in bytes, as given.
         model_bytes: bytes of all weights of the model.
-        resident_bytes: bytes of the weights that stay in memory.
+        resident_bytes: bytes of the small weights that are read once and kept beside the layers.
         device: the device that computes.
         steps: the recorder of the model's calls. ``steps.last`` has the last 10,000: ``seconds``, ``tokens_per_s``,
             ``disk_gb_per_s``, ``overlap`` and ``roofline`` of each.
-        layer_cache: the layers in memory; ``None`` if all weights stay there, or once the model is closed.
-        row_cache: the rows and experts in memory; ``None`` if there are none.
+        layer_cache: the layers in memory; ``None`` if the model has no weights but small ones and rows, or is closed.
+        row_cache: the rows and experts in memory; ``None`` if no weight is read by rows or experts.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
@@ -359,11 +359,12 @@ def stream(
             the GPU. Activations and the KV cache need memory in addition.
         device: the device to compute on. Default ``"cpu"``.
         dtype: dtype of the weights in memory, such as ``torch.bfloat16`` or ``"bf16"``; bf16, fp16 and fp32 are cast
-            to each other on load. Default ``"auto"``: the dtype of the model's config, or of the files.
+            to each other on load. Default ``"auto"``: the dtype of the model's config, or of the files. Only for a
+            folder: a module has the dtypes of its files.
         weights: the file or folder with the state dict. A module needs it. Default: the model's folder.
         prefetch_layers: number of layers to read ahead. Default: 2, or 3 if weights are cast, unpacked or dequantised,
             as far as memory allows.
-        model_class: a class of transformers that overrides the one in ``config.json``.
+        model_class: a class of transformers that overrides the one in ``config.json``. Only for a folder.
         verify: how much to compare with the files' checksums before the model is returned. ``"sample"`` (default):
             names, types, shapes and a 32nd of the weights. ``"full"``: every byte, which reads the files once.
             ``"off"``: nothing. Files without checksums can be streamed, but not with ``"full"``. Later reads are not
@@ -371,10 +372,10 @@ def stream(
         engine: the engine that reads the files. Default: the default engine.
         trace: record a timeline until the model is closed or the program ends: ``*.html`` for a page in the browser,
             ``*.json`` for Perfetto. ``model.streaming.trace`` records a part of it.
-        **options: passed to ``from_pretrained``, such as ``attn_implementation``.
+        **options: passed to ``from_pretrained``, such as ``attn_implementation``. Only for a folder.
 
     Returns:
-        The model, in evaluation mode. ``model.streaming`` is its :class:`Streaming`, with ``stats()`` and ``close()``.
+        The model: from a folder, in evaluation mode; a module, in the mode that it had. ``model.streaming`` is its :class:`Streaming`, with ``stats()`` and ``close()``.
 
     Raises:
         MemoryError: the largest layer needs more memory; the message states how much is enough.
@@ -383,7 +384,7 @@ def stream(
         deepnvme.errors.NotFoundError: the folder does not exist or has no weights.
         deepnvme.errors.ChecksumError: the bytes differ from those that were saved.
         deepnvme.errors.CorruptFileError: a file is truncated or damaged, or lacks a tensor that its index lists.
-        ValueError: an argument is invalid, or ``verify="full"`` finds files without checksums.
+        ValueError: an argument is invalid or only for a folder, or ``verify="full"`` finds files without checksums.
 
     Example:
         With a module; ``deepnvme.stream("llama-3-70b", memory="16GB")`` does the same for a folder.
@@ -407,6 +408,8 @@ def stream(
         earlier = getattr(model, "streaming", None)
         if isinstance(earlier, Streaming) and not earlier.is_restored:
             raise UnsupportedError("this model is streamed already; call model.streaming.close() first")
+        given = {"dtype": dtype != "auto", "model_class": model_class is not None, **dict.fromkeys(options, True)}
+        _refuse_folder_arguments([name for name, is_given in given.items() if is_given])
         built, files = open_for_module(model, weights, engine, verify)
     else:
         folder, files = huggingface.open_folder(model, options, weights, engine, verify)
@@ -449,6 +452,13 @@ def _check_type(model: object) -> None:
     """Refuse what is neither a folder nor a module."""
     if not isinstance(model, str | bytes | os.PathLike | nn.Module):
         raise TypeError(f"model is {type(model).__name__}; it must be a folder, or a torch.nn.Module")
+
+
+def _refuse_folder_arguments(names: Sequence[str]) -> None:
+    """Refuse arguments that say how to build the model of a folder."""
+    if names:
+        msg = f"{first_of(names)}: only for a model folder; a module is used as it is, with the dtypes of its files"
+        raise InvalidArgumentError(msg)
 
 
 def _parse_dtype(dtype: object) -> Any:

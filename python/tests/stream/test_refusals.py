@@ -56,6 +56,16 @@ def test_no_folder_and_no_weights(models: SmallModels, tmp_path: Path) -> None:
         deepnvme.stream(tmp_path, memory="much")
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bf16"}, {"dtype": torch.float32}, {"model_class": nn.Linear}, {"attn_implementation": "eager"}],
+)
+def test_a_module_is_used_as_it_is(saved: plain_module.Saved, options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{next(iter(options))}: only for a model folder"):
+        saved.stream(**options)
+    saved.stream(dtype="auto").streaming.close()
+
+
 def test_dtypes_have_short_names(models: SmallModels) -> None:
     for word, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16), ("float32", torch.float32)):
         model = deepnvme.stream(models.folder("llama"), memory="1MB", dtype=word)
