@@ -187,10 +187,6 @@ def _pack(options: dict[str, Any]) -> int:
     """Pack a table into a new file, and verify it."""
     table, target = NamedTable.parse(options, "it needs no packing"), Path(options["target"])
     located = table.located()
-    for path in table.all_files():
-        if target.exists() and target.samefile(path):
-            msg = f"{target} is a file of the source; name another file as the target"
-            raise InvalidArgumentError(msg)
     if target.is_dir():
         msg = f"{target} is a folder; name a file in it, such as {target / 'rows.safetensors'}"
         raise InvalidArgumentError(msg)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import SourceFile, storage_entries, tensor_entries
+from deepnvme._checkpoint.source_files import SourceFile, find_files, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.public import first_of, shown, whole
 from deepnvme._utils.tensors import checked_dtype
@@ -86,6 +87,45 @@ def locate_table(table: TableSource) -> tuple[Located, Located | None]:
     if table.scales is None:
         return rows, None
     return rows, _check_scales(rows, locate_tensors(table.source, check_names(table.scales), table.engine))
+
+
+def refuse_as_target(target: Any, table: TableSource) -> None:
+    """Refuse to write to a file of the table's own source, also to one without rows of the table.
+
+    Raises:
+        InvalidArgumentError: the target is such a file.
+    """
+    targets = [path for path in (_name_of(target), *parts_of(target)) if Path(path).exists()]
+    if not targets:
+        return
+    for path in _all_files(table):
+        if any(Path(one).samefile(path) for one in targets):
+            msg = f"{_name_of(target)} is a file of the source; name another file as the target"
+            raise InvalidArgumentError(msg)
+
+
+def _all_files(table: TableSource) -> list[str]:
+    if table.shape is not None or isinstance(table.source, StripeSet):
+        return [_name_of(table.source), *parts_of(table.source)]
+    paths = [part for file in find_files(table.source, "off") for part in (_name_of(file.path), *parts_of(file.path))]
+    source = Path(_name_of(table.source))
+    return [*paths, *map(str, source.glob("*.index.json") if source.is_dir() else [source])]
+
+
+def parts_of(path: str | os.PathLike[str] | StripeSet) -> list[str]:
+    """Return the files that hold the bytes of a file: of a stripe set, its parts."""
+    if is_stripe_set(text := _name_of(path)) and Path(text).exists():
+        return [*StripeSet.from_manifest(text).paths]
+    return [text]
+
+
+def is_stripe_set(path: str) -> bool:
+    """Whether a path is that of a manifest."""
+    return path.endswith(".stripes.json")
+
+
+def _name_of(path: str | os.PathLike[str] | StripeSet) -> str:
+    return os.fsdecode(path.manifest_path if isinstance(path, StripeSet) else path)
 
 
 def locate_raw(path: Any, shape: Any, dtype: torch.dtype, offset: int) -> Located:

@@ -11,8 +11,7 @@ import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._checkpoint.source_files import find_files
-from deepnvme._deepnvme import StripeSet
-from deepnvme._rows.locate import Located, check_names, locate_raw, locate_tensors
+from deepnvme._rows.locate import Located, check_names, is_stripe_set, locate_raw, locate_tensors, parts_of
 from deepnvme._rows.packed import Packed, locate_packed
 from deepnvme._rows.row_store import RowStore
 from deepnvme._utils.terminal import printable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-_MANIFEST = ".stripes.json"
 _PAGE_BYTES = 4096
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
 
@@ -112,23 +110,14 @@ class NamedTable(NamedTuple):
         """Return where the scales of a table that is not packed are."""
         return None if self.scales is None else locate_tensors(self.source, check_names(self.scales), None)
 
-    def all_files(self) -> list[str]:
-        """Return all files of the source, also those without rows of the table, and its index."""
-        if self.shape is not None:
-            return _parts(self.source)
-        parts = [part for file in find_files(self.source, "auto") for part in _parts(file.path)]
-        folder = Path(self.source)
-        indexes = folder.glob("*.index.json") if folder.is_dir() else [folder]
-        return [*parts, *map(str, indexes)]
-
     def files(self) -> list[str]:
         """Return the files that hold the table and its scales; of a stripe set, its parts."""
         if self.shape is not None:
-            return _parts(self.source)
+            return parts_of(self.source)
         named = {*(self.tensor or ()), *(self.scales or ())}
         files = find_files(self.source, "auto")
         chosen = [file.path for file in files if file.names is None or not named.isdisjoint(file.names)]
-        return [part for path in chosen for part in _parts(path)]
+        return [part for path in chosen for part in parts_of(path)]
 
     def _options(self) -> dict[str, Any]:
         return {"scales": self.scales, "shape": self.shape, "dtype": self.dtype, "offset": self.offset}
@@ -147,7 +136,7 @@ def usage_errors() -> Iterator[None]:
 
 def is_striped(table: NamedTable) -> bool:
     """Whether the table is on a stripe set."""
-    return table.source.endswith(_MANIFEST)
+    return is_stripe_set(table.source)
 
 
 def _check_checkpoint(source: str) -> None:
@@ -157,11 +146,6 @@ def _check_checkpoint(source: str) -> None:
     except (CorruptFileError, UnsupportedError) as error:
         msg = f"{error}. For a raw file, give --shape and --dtype"
         raise type(error)(msg) from error
-
-
-def _parts(path: str | os.PathLike[str]) -> list[str]:
-    text = str(path)
-    return [*StripeSet.from_manifest(text).paths] if text.endswith(_MANIFEST) else [text]
 
 
 class Region(NamedTuple):

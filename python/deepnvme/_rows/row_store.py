@@ -9,7 +9,7 @@ import torch
 
 from deepnvme._deepnvme import _pack_rows, _RowStore
 from deepnvme._rows.gather import Gather, check_ids
-from deepnvme._rows.locate import CONVERTED, FLOATS, SCALES, TableSource, locate_table
+from deepnvme._rows.locate import CONVERTED, FLOATS, SCALES, TableSource, locate_table, refuse_as_target
 from deepnvme._rows.packed import describe, hot_rows, locate_packed
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.public import check_engine, parse_bytes, public, shown
@@ -138,7 +138,7 @@ class RowStore:
         safetensors file with a tensor of bytes.
 
         Args:
-            path: the new file.
+            path: the file to write. One that exists is replaced, unless it is a file of ``source``.
             source: the table, as in :class:`RowStore`.
             tensor: as in :class:`RowStore`.
             memory: as in :class:`RowStore`. Packing itself takes at most 16 MiB, or four times the size of a row if
@@ -160,6 +160,7 @@ class RowStore:
 
         Raises:
             ChangedFileError: the source was changed meanwhile.
+            InvalidArgumentError: ``path`` is a file of ``source``.
             OSError, KeyError, ValueError: as in :class:`RowStore`; or the file cannot be written.
 
         Example:
@@ -171,7 +172,9 @@ class RowStore:
             RowStore(10 rows of (4,), torch.float32)
         """
         check_engine(engine)
-        rows, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
+        table = TableSource(source, tensor, scales, shape, dtype, offset, engine)
+        rows, scale_table = locate_table(table)
+        refuse_as_target(path, table)
         files = [*rows.files, *(scale_table.files if scale_table else ())]
         hot = [] if trace is None else hot_rows(check_ids(trace)[0], rows.rows)
         report = progress_callback(progress, "packing", path)

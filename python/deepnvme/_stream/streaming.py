@@ -375,7 +375,8 @@ def stream(
         **options: passed to ``from_pretrained``, such as ``attn_implementation``. Only for a folder.
 
     Returns:
-        The model: from a folder, in evaluation mode; a module, in the mode that it had. ``model.streaming`` is its :class:`Streaming`, with ``stats()`` and ``close()``.
+        The model: from a folder, in evaluation mode; a module, in the mode that it had. ``model.streaming`` is its
+        :class:`Streaming`, with ``stats()`` and ``close()``.
 
     Raises:
         MemoryError: the largest layer needs more memory; the message states how much is enough.

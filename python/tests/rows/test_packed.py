@@ -55,6 +55,36 @@ def test_raw_files_and_stripe_sets(tmp_path: Path) -> None:
         deepnvme.RowStore.create(tmp_path / "twice", stripes, memory="1MB")
 
 
+@pytest.mark.parametrize("kind", ["shards", "raw", "stripes", "link"])
+def test_no_file_of_the_source_is_replaced(tmp_path: Path, kind: str) -> None:
+    rows = torch.randn(50, 8)
+    source, named = tmp_path / "source", {"tensor": "table.1"}
+    if kind == "shards":
+        source = tmp_path / "model.safetensors.index.json"
+        deepnvme.save({"table.0": rows, "table.1": rows}, tmp_path / "model.safetensors", max_shard_bytes=1700)
+    elif kind == "raw":
+        source.write_bytes(rows.numpy().tobytes())
+        named = {"shape": (50, 8), "dtype": torch.float32}
+    elif kind == "stripes":
+        folders = [tmp_path / "a", tmp_path / "b"]
+        for folder in folders:
+            folder.mkdir()
+        stripes = deepnvme.StripeSet([folder / "s" for folder in folders], stripe_bytes=4096)
+        deepnvme.save({"table.1": rows}, stripes)
+        source = stripes.manifest_path
+    else:
+        deepnvme.save({"table.1": rows}, source)
+        (tmp_path / "link").symlink_to(source)
+        source = tmp_path / "link"
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for target in before:
+        with pytest.raises(errors.InvalidArgumentError, match="is a file of the source; name another file"):
+            deepnvme.RowStore.create(target, source, memory="1MB", **named)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    with deepnvme.RowStore.create(tmp_path / "new", source, memory="1MB", **named) as packed:
+        assert torch.equal(packed.gather([49]), rows[49:])
+
+
 def test_progress_is_reported(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     report = lambda done, total: seen.append((done, total))  # noqa: E731
