@@ -32,6 +32,7 @@ with atheris.instrument_imports(include=["deepnvme"]):
     import deepnvme._checkpoint.lazy
     import deepnvme._checkpoint.load_into
     import deepnvme._checkpoint.safe_unpickler
+    import deepnvme._rows.commands
     import deepnvme._stream.huggingface
     import deepnvme.optim  # noqa: F401
 

@@ -276,8 +276,59 @@ def python_seeds() -> None:
     write("shard_checksums", "plain", json.dumps(sums))
     write("shard_checksums", "small", json.dumps({**sums, "cell_bytes": 1 << 16, "records": {"a": "0" * 256}}))
     write("shard_checksums", "none", json.dumps({**sums, "records": {}}))
+    table_seeds(targets)
     for number, pickled in enumerate(sorted((FOLDER / "pickle").iterdir())):
         write("objects", pickled.name, bytes([number % 5]) + pickled.read_bytes())
+
+
+def table_seeds(targets: Any) -> None:
+    """Write descriptions of packed tables, lists of hot rows, and traces."""
+    for name, files in {"packed_table": ["description"], "trace": ["array", "pickle"]}.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = Path(scratch).resolve()
+            targets.TARGETS[name](folder, targets.Watch(folder))
+            for file in files:
+                write(name, file, (folder / file).read_bytes())
+    described = json.loads((FOLDER / "packed_table" / "description").read_bytes())
+    row = described["row"]
+    int8, plain = {"shape": [40], "dtype": "int8"}, {"shape": [5, 2], "dtype": "float32", "scales": None}
+    changes: dict[str, Any] = {
+        "plain": {"row": int8}, "several": {"row": plain}, "none": {"rows": 0, "hot": {"rows": 0, "crc32c": 0}},
+        "kinds": {"row": {**row, "scales": {"count": 1, "dtype": "int64"}}}, "huge": {"rows": HUGE, "row_bytes": HUGE},
+        "wraps": {"row": {**row, "shape": [1 << 40, 1 << 40]}}, "later": {"version": 2}, "no-hot": {"hot": None},
+        "blocks": {"rows_per_block": 1, "block_bytes": 4097}, "columns": {"row": {**row, "shape": [33]}},
+    }  # fmt: skip
+    for target in ("packed_table", "packed_rows"):
+        write(target, "saved", json.dumps(described))
+        for name, change in changes.items():
+            write(target, name, json.dumps({**described, **change}))
+        write(target, "twice", json.dumps(described)[:-1] + ', "rows": 1}')
+        write(target, "array", '[1, 50, 40, 102, 4096, [[32], "int8", null], null]')
+        write(target, "deep", '{"version": 1, "row": ' + "[" * 500)
+    write("packed_rows", "large", json.dumps({**described, "rows": 1 << 31, "row": int8, "hot": None}))
+    (FOLDER / "packed_table" / "description").unlink()
+    for name, (rows, numbers) in {
+        "plain": (10, [3, 9, 0]), "empty": (0, []), "far": (10, [3, 10]), "twice": (10, [3, 3]), "last": (HUGE, [1]),
+        "most": (HUGE, [0xFFFF_FFFE, 5, 4]), "many": (4000, [*range(0, 4000, 7)]),
+    }.items():  # fmt: skip
+        write("hot_rows", name, struct.pack(f"<{1 + len(numbers)}I", rows & 0xFFFF_FFFF, *numbers))
+    write("hot_rows", "cut", struct.pack("<I", 10) + b"\1\0\0\0\2")
+    for name, header, data in (
+        ("other-order", "{'descr': '>i4', 'fortran_order': True, 'shape': (2, 1), }", b"\0\0\0\1" * 2),
+        ("open", "((", b""), ("keys", "{[]: 1}", b""), ("deep", "(" * 5000, b""),
+        ("objects", "{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"\x80\x04N."),
+        ("large", "{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000000,), }", b""),
+        ("wraps", "{'descr': '<i8', 'fortran_order': False, 'shape': (1152921504606846976, 0), }", b""),
+        ("fields", "{'descr': [('a', '<i4', (2,))], 'fortran_order': False, 'shape': (1,), }", bytes(8)),
+        ("far", "{'descr': '<u8', 'fortran_order': False, 'shape': (2,), }", b"\xff" * 16),
+    ):  # fmt: skip
+        write("trace", name, b"\0\x93NUMPY\x01\0" + struct.pack("<H", len(header)) + header.encode() + data)
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as arrays:
+        arrays.writestr("a.npy", b"")
+    write("trace", "archive", b"\0" + archive.getvalue())
+    for name in ("torch-views-2", "torch-kinds-2", "expanded"):
+        write("trace", name, b"\1" + (FOLDER / "pickle" / name).read_bytes())
 
 
 def settings_seeds() -> None:

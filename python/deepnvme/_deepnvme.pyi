@@ -66,6 +66,7 @@ __all__ = [
     "_pack_rows",
     "_packed_tensors",
     "_parse_bytes",
+    "_parse_packed_rows",
     "_pickle_plain",
     "_pin_device",
     "_pinned_capsule",
@@ -1088,6 +1089,9 @@ def _pack_rows(
     report: Callable[[int], object] | None,
     engine: Engine | None,
 ) -> int: ...
+def _parse_packed_rows(
+    name: str, text: str, rows_bytes: int, hot_bytes: int | None
+) -> tuple[int, list[int], str, tuple[int, str] | None, tuple[int, int, int], tuple[int, int] | None]: ...
 def _remove_leftovers(path: _Name) -> None: ...
 def _retire_set(index: _Name, record_at: Sequence[str]) -> list[Path] | None: ...
 def _open_regular(path: _Name) -> int: ...

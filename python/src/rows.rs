@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use deepnvme_codec::Float8;
 use deepnvme_file::VersionedFile;
-use deepnvme_io::Engine;
+use deepnvme_io::{Engine, Error as IoError, ErrorKind};
 use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{
-    BackgroundStore, BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, PendingGather, RowRange,
-    RowScales, RowStore, ScaleType, Table, check_room,
+    BackgroundStore, BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, PackedDescription,
+    PendingGather, RowRange, RowScales, RowStore, ScaleType, Table, check_room,
 };
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -272,6 +272,29 @@ pub(crate) fn _pack_rows(
     layout.map(|layout| layout.block_bytes).map_err(|error| to_exception(py, &error))
 }
 
+/// Number of rows, shape and type of a row, scales of a row, blocks (bytes and number of their rows, and their own
+/// bytes), and hot rows (their number and the checksum of their list).
+type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize), Option<(u64, u32)>);
+
+/// Parses the description of a packed table in the file `name`, whose tensors have these bytes.
+#[pyfunction]
+#[pyo3(signature = (name, text, rows_bytes, hot_bytes))]
+pub(crate) fn _parse_packed_rows(
+    py: Python<'_>,
+    name: &str,
+    text: &str,
+    rows_bytes: u64,
+    hot_bytes: Option<u64>,
+) -> PyResult<Described> {
+    let described = PackedDescription::parse(text, rows_bytes, hot_bytes).map_err(|error| {
+        let class = if matches!(error, Error::Unsupported(_)) { "UnsupportedError" } else { "CorruptFileError" };
+        error::plain(py, class, format!("{name}: {error}"))
+    })?;
+    let BlockLayout { row_bytes, rows_per_block, block_bytes } = described.layout;
+    let blocks = (row_bytes, rows_per_block, block_bytes);
+    Ok((described.rows, described.row_shape, described.dtype, described.scales, blocks, described.hot))
+}
+
 fn open(py: Python<'_>, files: Vec<FileArgument<'_>>) -> PyResult<Vec<VersionedFile>> {
     let open = |file: FileArgument<'_>| match file {
         FileArgument::Reader(reader) => {
@@ -307,7 +330,15 @@ fn packed_table(
     };
     let range = RowRange { file: *file, offset: *offset, rows: *rows };
     let layout = BlockLayout { row_bytes, rows_per_block, block_bytes };
-    let table = Table::packed(range, layout)?;
+    // Whatever the file says of its rows, the caller has not said it.
+    let damaged = |error: Error| match error {
+        Error::Invalid(why) => {
+            let detail = format!("this cannot be a packed table ({why}); pack the table again");
+            Error::Io(IoError::new(ErrorKind::Corrupt, "open", detail).at_path(first.file().path()))
+        }
+        other => other,
+    };
+    let table = Table::packed(range, layout).map_err(damaged)?;
     match hot {
         Some((offset, count, checksum)) => {
             let bytes_min = RowStore::packed_bytes_min(&layout, count);
@@ -315,7 +346,7 @@ fn packed_table(
                 return Err(Error::Memory { memory, row_bytes, bytes_min });
             }
             let list = HotRowList { offset, count, checksum };
-            table.with_hot_rows(HotRows::read(engine, first, list, *rows)?)
+            table.with_hot_rows(HotRows::read(engine, first, list, *rows)?).map_err(damaged)
         }
         None => Ok(table),
     }
@@ -346,6 +377,8 @@ fn to_exception(py: Python<'_>, error: &Error) -> PyErr {
             set.err().unwrap_or(raised)
         }
         Error::NoSuchRow { .. } => PyIndexError::new_err(error.to_string()),
+        Error::Damaged(_) => error::plain(py, "CorruptFileError", error.to_string()),
+        Error::Unsupported(_) => error::plain(py, "UnsupportedError", error.to_string()),
         Error::Invalid(_) => InvalidArgumentError::new_err(error.to_string()),
         Error::Memory { bytes_min, .. } => {
             let raised = InvalidArgumentError::new_err(error.to_string());

@@ -17,6 +17,12 @@ pub enum Error {
     /// The arguments contradict each other or the table.
     #[error("{0}")]
     Invalid(String),
+    /// The description of a packed table is not one that was written.
+    #[error("the description of the packed table is damaged ({0}); pack the table again")]
+    Damaged(String),
+    /// A later version made the file.
+    #[error("{0}")]
+    Unsupported(String),
     /// A number is no row of the table.
     #[error("id {id} at position {position} is out of range: {}", ids_text(*rows))]
     NoSuchRow {

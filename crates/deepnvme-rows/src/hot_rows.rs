@@ -71,11 +71,16 @@ impl HotRows {
     /// Reads a list from a file.
     ///
     /// # Errors
-    /// `Io` if it cannot be read, is damaged, or does not fit into memory. `Invalid` as in [`new`](Self::new).
+    /// `Io` if it cannot be read, is damaged, or does not fit into memory.
     pub fn read(engine: &Arc<Engine>, file: &VersionedFile, list: HotRowList, table_rows: u64) -> Result<Self> {
+        let damaged = |why: String| {
+            let detail = format!(
+                "the list of hot rows is damaged ({why}); restore the file from a copy, or pack the table again"
+            );
+            Error::Io(IoError::new(ErrorKind::Corrupt, "read", detail).at_path(file.file().path()))
+        };
         if list.count > table_rows || table_rows > u64::from(u32::MAX) {
-            let detail = format!("{} hot rows of a table of {table_rows} are too many", list.count);
-            return Err(Error::Invalid(format!("{detail}; the description of the table is damaged")));
+            return Err(damaged(format!("{} rows of {table_rows}", list.count)));
         }
         check_room(list.count * BYTES_WHILE_READ, "raise the limit of the process (`ulimit -v`)")?;
         let bytes = list.count as usize * NUMBER_BYTES;
@@ -85,14 +90,11 @@ impl HotRows {
         let lost = || IoError::new(ErrorKind::Io, "read", "the engine did not return the memory; report this as a bug");
         let buffer = memory.and_then(|memory| memory.into_buffer().ok()).ok_or_else(lost)?;
         if checksum_of(buffer.as_slice()) != list.checksum {
-            let detail =
-                "the list of hot rows is damaged (CRC-32C); restore the file from a copy, or pack the table again";
-            let error = IoError::new(ErrorKind::Corrupt, "read", detail);
-            return Err(error.at_path(file.file().path()).into());
+            return Err(damaged("CRC-32C".into()));
         }
         let numbers: Vec<u32> =
             buffer.as_slice().as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-        Self::new(table_rows, &numbers)
+        Self::new(table_rows, &numbers).map_err(|error| damaged(error.to_string()))
     }
 
     /// Returns how many rows have copies.

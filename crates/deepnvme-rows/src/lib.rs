@@ -35,6 +35,7 @@ mod verify;
 pub use background::{BackgroundStore, PendingGather};
 pub use blocks::BlockLayout;
 pub use cache::{Hold, S3Fifo, hash_row};
+pub use description::PackedDescription;
 pub use error::{Error, Result};
 pub use hot_rows::{HotRowList, HotRows};
 pub use pack::{HOT_TENSOR, PACKED_KEY, PACKED_TENSOR, PACKED_VERSION, PackSource, pack};

@@ -11,8 +11,9 @@ use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, Transfer};
 use serde_json::json;
 
 use crate::blocks::BlockLayout;
+use crate::description::PackedDescription;
 use crate::error::{Error, Result};
-use crate::hot_rows::{HotRows, checksum_of};
+use crate::hot_rows::{HotRows, NUMBER_BYTES, checksum_of};
 use crate::store::RowStore;
 use crate::table::Table;
 
@@ -44,12 +45,20 @@ pub struct PackSource<'a> {
     pub description: &'a str,
 }
 
+impl PackSource<'_> {
+    /// Bytes of the list of hot rows. `None` without such rows.
+    fn hot_bytes(&self) -> Option<u64> {
+        (!self.hot.is_empty()).then_some((self.hot.len() * NUMBER_BYTES) as u64)
+    }
+}
+
 /// Writes a packed table. The file gets its name when it is complete and on the disk.
 ///
 /// `progress` gets the number of rows so far. If it returns false, nothing is left, and the result is `Interrupted`.
 ///
 /// # Errors
-/// `Invalid` if the source is packed already, or the tables have different numbers of rows. `Changed` if a file was
+/// `Invalid` if the source is packed already, the tables have different numbers of rows, or the description is not that
+/// of their rows. `Changed` if a file was
 /// changed meanwhile. `Io` if reading or writing fails.
 pub fn pack(
     engine: &Arc<Engine>,
@@ -124,7 +133,13 @@ fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
         let offsets = [end, end + hot.len() as u64];
         text[HOT_TENSOR] = json!({ "dtype": "U32", "shape": [source.hot.len()], "data_offsets": offsets });
     }
-    text["__metadata__"] = json!({ PACKED_KEY: description.to_string() });
+    let description = description.to_string();
+    // Before a file is written that could then not be opened.
+    PackedDescription::parse(&description, end, source.hot_bytes()).map_err(|error| match error {
+        Error::Damaged(why) => Error::Invalid(format!("rows of this kind cannot be packed: {why}")),
+        other => other,
+    })?;
+    text["__metadata__"] = json!({ PACKED_KEY: description });
     let mut header = text.to_string().into_bytes();
     header.resize((header.len() + 8).next_multiple_of(layout.block_bytes) - 8, b' ');
     Ok([&(header.len() as u64).to_le_bytes()[..], &header].concat())

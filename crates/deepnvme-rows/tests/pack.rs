@@ -71,8 +71,8 @@ impl World {
 
     fn pack_hot(&self, has_scales: bool, hot: &[u32]) -> Result<BlockLayout, Error> {
         let scales = has_scales.then_some(&self.scales);
-        let source =
-            PackSource { files: &self.files, rows: &self.rows, scales, hot, description: r#"{"dtype": "uint8"}"# };
+        let description = description(self.rows.row_bytes(), has_scales);
+        let source = PackSource { files: &self.files, rows: &self.rows, scales, hot, description: &description };
         pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)
     }
 
@@ -89,6 +89,12 @@ impl World {
         let file = VersionedFile::open(self.target()).unwrap();
         RowStore::new(Arc::clone(&self.engine), vec![file], table, scales, 16 << 20).unwrap()
     }
+}
+
+/// Describes rows of bytes.
+fn description(row_bytes: usize, has_scales: bool) -> String {
+    let scales = has_scales.then(|| json!({ "count": SCALES, "dtype": "float8_e8m0fnu" }));
+    json!({ "shape": [row_bytes], "dtype": "int8", "scales": scales }).to_string()
 }
 
 fn data_offset(path: &Path) -> u64 {
@@ -143,14 +149,14 @@ fn the_file_is_safetensors() {
     let world = world(160, &[1000]);
     let (layout, file, start) = world.packed_file();
     assert_eq!(start % layout.block_bytes, 0);
-    let (header, description) = header_of(&world.target());
+    let (header, found) = header_of(&world.target());
     assert_eq!(header["rows"]["shape"], json!([40, 4096]));
     assert_eq!(header["rows"]["data_offsets"], json!([0, file.len() - start]));
     let expected = json!({
         "version": 1, "rows": 1000, "row_bytes": 160, "rows_per_block": 25, "block_bytes": 4096,
-        "row": { "dtype": "uint8" },
+        "row": { "shape": [160], "dtype": "int8", "scales": null },
     });
-    assert_eq!(description, expected);
+    assert_eq!(found, expected);
 }
 
 #[test]
@@ -213,7 +219,9 @@ fn swapped_blocks_are_noticed() {
 fn an_unfinished_file_never_has_its_name() {
     let world = world(160, &[5000]);
     fs::write(world.target(), b"before").unwrap();
-    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description: "{}" };
+    let description = description(160, false);
+    let source =
+        PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description: &description };
     let stopped = pack(&world.engine, source, &Target::from(&world.target()), &mut |rows| rows < 2000);
     assert!(matches!(stopped, Err(Error::Interrupted)));
     for seed in 0..20 {
@@ -227,9 +235,30 @@ fn an_unfinished_file_never_has_its_name() {
 }
 
 #[test]
+fn rows_that_could_not_be_described_are_refused_before_a_file_is_replaced() {
+    let world = world(160, &[10]);
+    fs::write(world.target(), b"before").unwrap();
+    let descriptions = [
+        "{}",
+        "[",
+        r#"{"shape": [160], "dtype": "qint8"}"#,
+        r#"{"shape": [80], "dtype": "uint8"}"#,
+        r#"{"shape": [80], "dtype": "uint8", "scales": {"count": 80, "dtype": "uint8"}}"#,
+    ];
+    for description in descriptions {
+        let source = PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description };
+        let packed = pack(&world.engine, source, &Target::from(&world.target()), &mut |_| true);
+        assert!(matches!(packed, Err(Error::Invalid(_))), "{description}: {packed:?}");
+    }
+    assert_eq!(fs::read(world.target()).unwrap(), b"before");
+}
+
+#[test]
 fn a_source_that_changes_meanwhile_is_refused() {
     let world = world(160, &[5000]);
-    let source = PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description: "{}" };
+    let description = description(160, false);
+    let source =
+        PackSource { files: &world.files, rows: &world.rows, scales: None, hot: &[], description: &description };
     let path = world.folder.path().join("source");
     let mut change = |rows: u64| {
         if rows < 100 {

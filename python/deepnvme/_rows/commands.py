@@ -14,10 +14,12 @@ import torch
 from deepnvme._checkpoint.load import load
 from deepnvme._deepnvme import __version__
 from deepnvme._rows import bench
+from deepnvme._rows.gather import check_ids
 from deepnvme._rows.locate import Located, list_tables
 from deepnvme._rows.named_table import NamedTable, dtype_name, labelled, row_text, shape_text, size_text
+from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.terminal import printable, report_errors, say
-from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
+from deepnvme.errors import CorruptFileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 
 _PAGE_BYTES = 4096
 # The cache whose rows are counted, in bytes.
@@ -190,7 +192,7 @@ def _pack(options: dict[str, Any]) -> int:
     if target.is_dir():
         msg = f"{target} is a folder; name a file in it, such as {target / 'rows.safetensors'}"
         raise InvalidArgumentError(msg)
-    trace = _read_trace(options["trace"]) if options["trace"] else None
+    trace = read_trace(options["trace"]) if options["trace"] else None
     began = time.perf_counter()
     with table.create(str(target), _memory_bytes(located, trace), trace) as store:
         packed_s = time.perf_counter() - began
@@ -226,19 +228,28 @@ def _memory_bytes(located: Located, trace: torch.Tensor | None) -> int:
     return _PACK_MEMORY_BYTES + _PACK_ROWS * located.row_bytes + hot
 
 
-def _read_trace(path: str) -> torch.Tensor:
-    """Read the ids of earlier requests."""
+def read_trace(path: str) -> torch.Tensor:
+    """Read the ids of earlier requests.
+
+    Raises:
+        CorruptFileError: the file is no array.
+        InvalidArgumentError: it is no tensor or array of integers.
+    """
     if path.endswith(".npy"):
-        return torch.from_numpy(_read_array(path))
+        return _read_array(path)
     loaded = load(path, progress=False)
     tensors = [loaded] if isinstance(loaded, torch.Tensor) else [*loaded.values()] if isinstance(loaded, dict) else []
     if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
-        msg = f"{path} has {len(tensors)} entries; a trace is one tensor of ids, or a .npy file"
+        msg = f"{path} is not one tensor; a trace is one tensor of ids, or a .npy file"
         raise InvalidArgumentError(msg)
-    return tensors[0]
+    try:
+        return check_ids(tensors[0])[0]
+    except TypeError as error:
+        msg = f"{path}: {error}"
+        raise InvalidArgumentError(msg) from error
 
 
-def _read_array(path: str) -> Any:
+def _read_array(path: str) -> torch.Tensor:
     try:
         import numpy as np  # noqa: PLC0415 (not required)
     except ImportError as error:
@@ -246,10 +257,23 @@ def _read_array(path: str) -> Any:
         raise InvalidArgumentError(msg) from error
     try:
         # No pickle.
-        return np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        array: Any = np.load(path, allow_pickle=False)
+    except OSError:
+        raise
+    except MemoryError as error:
+        msg = f"{path}: {error}"
+        raise OutOfMemoryError(msg) from error
+    except Exception as error:
+        # numpy evaluates the header of a file, which raises errors of Python's parser.
+        if is_of_handler(error):
+            raise
         msg = f"{path} is no array of numbers ({error}); save the ids with numpy.save"
         raise CorruptFileError(msg) from error
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "iu":
+        kind = array.dtype if isinstance(array, np.ndarray) else "several arrays"
+        msg = f"{path}: ids are {kind}; they must be integers: save one array of them with numpy.save"
+        raise InvalidArgumentError(msg)
+    return torch.from_numpy(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("=")))
 
 
 def _print_packed(answer: dict[str, Any]) -> None:

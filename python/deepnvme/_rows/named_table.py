@@ -18,7 +18,6 @@ from deepnvme._utils.terminal import printable
 from deepnvme.errors import CorruptFileError, Error, InvalidArgumentError, NotFoundError, UnsupportedError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
 

@@ -10,17 +10,15 @@ import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
-from deepnvme._rows.locate import QUANTISED, Located
+from deepnvme._deepnvme import _parse_packed_rows
+from deepnvme._rows.locate import Located
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from deepnvme._checkpoint.source_files import SourceFile
-    from deepnvme._deepnvme import Engine, _CheckpointReader
+    from deepnvme._deepnvme import Engine
 
-
-_TENSOR, _HOT_TENSOR, _KEY, _VERSION = "rows", "hot_rows", "deepnvme.rows", 1
-# Of a hot row, in its list.
-_NUMBER_BYTES = 4
+_TENSOR, _HOT_TENSOR, _KEY = "rows", "hot_rows", "deepnvme.rows"
 # Copies make a file larger by this fraction of its rows at most.
 _FRACTION_MAX = 8
 # Numbers of hot rows have 32 bits in the file.
@@ -70,66 +68,24 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
         raise InvalidArgumentError(msg)
     storages = storage_entries(reader)
     stored = {entry.name: storages[entry.storage] for entry in tensor_entries(reader)}
-    try:
-        description = json.loads(text)
-        packed = _parse(files[0].path, description, (reader, stored[_TENSOR].offset))
-        hot = _parse_hot(description, stored.get(_HOT_TENSOR))
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        msg = f"{request.name}: the description of the packed table is damaged ({error}); pack the table again"
-        raise CorruptFileError(msg) from error
-    rows_per_block, block_bytes, _ = packed.blocks
-    nbytes, copies = stored[_TENSOR].nbytes, 0 if hot is None else hot[1]
-    if -(-(packed.rows.rows + copies) // rows_per_block) * block_bytes != nbytes:
-        msg = f"{request.name}: {nbytes} bytes are not those of the packed table that it describes; pack it again"
+    if _TENSOR not in stored:
+        msg = f"{request.name}: the packed table has no tensor {_TENSOR!r}; pack the table again"
         raise CorruptFileError(msg)
-    return packed._replace(blocks=(rows_per_block, block_bytes, hot))
+    place, hot_place = stored[_TENSOR], stored.get(_HOT_TENSOR)
+    hot_bytes = None if hot_place is None else hot_place.nbytes
+    rows, row_shape, dtype, scales, blocks, hot = _parse_packed_rows(request.name, text, place.nbytes, hot_bytes)
+    row_bytes, rows_per_block, block_bytes = blocks
+    copies = None if hot is None or hot_place is None else (hot_place.offset, *hot)
+    located = Located([reader], [(0, place.offset, rows)], tuple(row_shape), _dtype(request, dtype))
+    kinds = None if scales is None else (_dtype(request, scales[1]), scales[0])
+    return Packed(located, row_bytes, (rows_per_block, block_bytes, copies), kinds)
 
 
-def _parse_hot(described: dict[str, Any], stored: Any) -> tuple[int, int, int] | None:
-    """Return the list of hot rows: its offset, its length and its checksum."""
-    if stored is None:
-        return None
-    rows, checksum = (_size(described["hot"][key], least=0) for key in ("rows", "crc32c"))
-    if stored.nbytes != rows * _NUMBER_BYTES or checksum >= 1 << 32:
-        msg = f"{stored.nbytes} bytes are not {rows} hot rows"
-        raise ValueError(msg)
-    return stored.offset, rows, checksum
-
-
-def _parse(path: Any, described: dict[str, Any], place: tuple[_CheckpointReader, int]) -> Packed:
-    version = _size(described["version"])
-    if version > _VERSION:
-        msg = f"{path}: version {version} of packed tables needs a later deepnvme; this one reads {_VERSION}"
+def _dtype(request: LoadRequest, name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        msg = f"{request.name}: torch {torch.__version__} has no dtype {name}; install a later one"
         raise UnsupportedError(msg)
-    row = described["row"]
-    dtype, shape = _dtype(row["dtype"]), tuple(_size(size) for size in row["shape"])
-    scales = None
-    scale_bytes = 0
-    if row.get("scales") is not None:
-        scales = _dtype(row["scales"]["dtype"]), _size(row["scales"]["count"])
-        scale_bytes = scales[0].itemsize * scales[1]
-    reader, offset = place
-    located = Located([reader], [(0, offset, _size(described["rows"], least=0))], shape, dtype)
-    row_bytes = _size(described["row_bytes"])
-    if located.row_bytes + scale_bytes != row_bytes:
-        msg = f"rows of {row_bytes} bytes are not {shape} of {dtype}"
-        raise ValueError(msg)
-    blocks = _size(described["rows_per_block"]), _size(described["block_bytes"])
-    return Packed(located, row_bytes, (*blocks, None), scales)
-
-
-def _size(value: Any, least: int = 1) -> int:
-    if type(value) is not int or not least <= value < 1 << 62:
-        msg = f"{value!r} is no size"
-        raise ValueError(msg)
-    return value
-
-
-def _dtype(name: Any) -> torch.dtype:
-    dtype = getattr(torch, name)
-    if not isinstance(dtype, torch.dtype) or dtype in QUANTISED:
-        msg = f"{name!r} is no dtype"
-        raise TypeError(msg)
     return dtype
 
 

@@ -18,6 +18,7 @@ from . import (
     engine,
     frameworks,
     handles,
+    lookups,
     offloader,
     offloading,
     readers,
@@ -41,7 +42,10 @@ if TYPE_CHECKING:
 
 (DOCUMENT,) = (Path(__file__).resolve().parents[3] / "docs").rglob("blocking-calls.md")
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
-MODULES = (engine, handles, checkpoints, readers, commands, swapping, rows, training, offloading, frameworks, offloader)
+MODULES = (
+    engine, handles, checkpoints, readers, commands, swapping, rows, lookups, training, offloading, frameworks,
+    offloader,
+)  # fmt: skip
 ROWS = [row for module in MODULES for row in module.ROWS]
 CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}
 PROGRAMS = [(row, column, program) for (row, column), (_, *programs) in CELLS.items() for program in programs]

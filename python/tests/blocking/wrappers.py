@@ -3,6 +3,7 @@
 from . import engine
 from .frameworks import DEEPSPEED, LIGHTNING, SMALL, STATE, STUBS
 from .handles import AIO
+from .rows import TABLE
 
 TRANSFORMERS = "import deepnvme.integrations.transformers as integration\n"
 ENGINE = (
@@ -148,6 +149,15 @@ except errors.ClosedError:
     }
 
 
+EMBEDDING = TABLE.replace("4096), dtype=torch.uint8", "1024), dtype=torch.float32") + (
+    """
+from deepnvme.nn import DiskEmbedding
+embedding = DiskEmbedding(table)
+def embed(rows):
+    return embedding(torch.arange(0, 2 * rows, 2))
+"""
+)
+
 # By name and event.
 PROGRAMS = {
     (name, event): program
@@ -158,6 +168,12 @@ PROGRAMS = {
     )
     for event, program in programs.items()
 } | {
+    ("DiskEmbedding", "close"): EMBEDDING
+    + "soon(table.close, moves)\nassert len(returns(lambda: embed(SOME))) == SOME",
+    ("DiskEmbedding", "Ctrl-C"): EMBEDDING
+    + "soon(interrupt, moves)\nraises(KeyboardInterrupt, lambda: embed(ALL))\nassert embed(1).eq(0).all()",
+    ("DiskEmbedding", "fork"): EMBEDDING + "in_child(lambda: raises(errors.ClosedError, lambda: embed(1)))",
+    ("DiskEmbedding", "exit"): EMBEDDING + "leave(lambda: embed(ALL), moves)",
     ("gds_handle.wait", "Ctrl-C"): GDS
     + "handle.async_pwrite(tensor, 'aio')\nsoon(interrupt, started)\nraises(KeyboardInterrupt, handle.wait)\n",
     ("gds_handle.wait", "fork"): GDS

@@ -10,7 +10,6 @@ import collections
 import contextlib
 import json
 import shutil
-import struct
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -29,6 +28,8 @@ from deepnvme._checkpoint.safe_unpickler import _EnumMember, loadable_globals
 from mutators import same
 from small_optimizer import small_optimizer, stepped_optimizer
 
+from .reading import read, safetensors_file
+from .row_targets import packed_table, trace
 from .watch import Watch
 
 Body: TypeAlias = Callable[[bytes], None]
@@ -38,26 +39,6 @@ _CONTAINERS = (list, tuple, set, frozenset, dict, collections.OrderedDict, colle
 # Takes the place of `getattr` for files.
 _GETATTR = (_EnumMember,)
 _TENSORS = (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage, torch.layout, torch.qscheme)
-
-
-def read(watch: Watch, named: Path | str, load: Callable[[], object]) -> object:
-    """Return what a reader gives; ``None`` for an error, which must be typed and name the file."""
-    with watch.reader():
-        try:
-            return load()
-        except errors.Error as error:
-            assert not isinstance(error, errors.OutOfMemoryError), error
-            assert error.filename is not None or str(named) in str(error), error
-        except FileNotFoundError as error:
-            assert error.filename is not None
-    return None
-
-
-def safetensors_file(header: dict[str, Any], data: bytes) -> bytes:
-    """Return a file with this header, whose tensors begin at a whole page."""
-    text = json.dumps(header).encode()
-    text = text.ljust(-(-(len(text) + 8) // 4096) * 4096 - 8)
-    return struct.pack("<Q", len(text)) + text + data
 
 
 def check_objects(found: object) -> None:
@@ -250,4 +231,6 @@ TARGETS: dict[str, Callable[[Path, Watch], Body]] = {
     "optimizer_state": optimizer_state,
     "checkpoints": checkpoints,
     "model_config": model_config,
+    "packed_table": packed_table,
+    "trace": trace,
 }

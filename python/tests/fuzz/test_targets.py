@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 SEEDS = Path(__file__).parents[3] / "fuzz" / "seeds"
-TARGETS = ["objects", "distributed", "shard_checksums", "optimizer_state", "checkpoints", "model_config"]
+TARGETS = [
+    "objects", "distributed", "shard_checksums", "optimizer_state", "checkpoints", "model_config", "packed_table",
+    "trace",
+]  # fmt: skip
 PROGRAM = """
 import pathlib, sys
 tests, seeds, name = map(pathlib.Path, sys.argv[1:])

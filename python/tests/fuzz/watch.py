@@ -37,8 +37,9 @@ class Watch:
         self._folder = str(folder)
         self._is_armed = False
         self._seen: list[str] = []
-        # The encoding of bytes in pickles, which Python imports at first use.
-        codecs.lookup("latin-1")
+        # The encodings of bytes in pickles, and of names in archives, which Python imports at first use.
+        for encoding in ("latin-1", "cp437"):
+            codecs.lookup(encoding)
         # A module that is imported later would be written next to its source.
         sys.dont_write_bytecode = True
         sys.addaudithook(self._look)

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import struct
 import sys
 from collections import Counter
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from deepnvme._rows.locate import Located
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+LARGE = "{'descr': '<i8', 'fortran_order': False, 'shape': (10000000000000,), }"
 QUICK = ("--rounds", "2", "--rows", "4,100", "--memory", "100kB")
 
 
@@ -164,6 +166,12 @@ def test_pack_copies_the_rows_of_a_trace(source: Path, tmp_path: Path, command: 
     assert command("inspect", tmp_path / "rows", "--json").answer["packed"]["hot_rows"] == 2
 
 
+def test_a_trace_may_have_the_other_byte_order(source: Path, tmp_path: Path, command: Callable[..., Done]) -> None:
+    np.save(tmp_path / "ids.npy", np.array([1, 300, 300], dtype=">i4"))
+    command("pack", source, tmp_path / "rows", "--tensor", "table", "--trace", tmp_path / "ids.npy")
+    assert command("inspect", tmp_path / "rows", "--json").answer["packed"]["hot_rows"] == 1
+
+
 def test_pack_replaces_no_file_of_its_source(tmp_path: Path, command: Callable[..., Done]) -> None:
     parts = {f"table.{index}": torch.randn(50, 8) for index in range(2)}
     deepnvme.save(parts, tmp_path / "model.safetensors", max_shard_bytes=1700)
@@ -261,6 +269,18 @@ def test_a_baseline_that_is_not_installed_is_left_out(
         ("pack source.safetensors new --tensor table --trace objects.npy", 1, "no array of numbers"),
         ("pack source.safetensors new --tensor table --trace far.npy", 2, "trace has the id 2000, which is no row"),
         ("pack source.safetensors new --tensor table --trace floats.npy", 2, "they must be integers"),
+        (
+            "pack source.safetensors new --tensor table --trace words.npy",
+            2,
+            "words.npy: ids are <U1; they must be integers",
+        ),
+        ("pack source.safetensors new --tensor table --trace dates.npy", 2, "dates.npy: ids are datetime64[ns]"),
+        ("pack source.safetensors new --tensor table --trace fields.npy", 2, "fields.npy: ids are [('a', '<i4')]"),
+        ("pack source.safetensors new --tensor table --trace arrays.npy", 2, "arrays.npy: ids are several arrays"),
+        ("pack source.safetensors new --tensor table --trace open.npy", 1, "open.npy is no array of numbers"),
+        ("pack source.safetensors new --tensor table --trace keys.npy", 1, "keys.npy is no array of numbers"),
+        ("pack source.safetensors new --tensor table --trace large.npy", 1, "large.npy: Unable to allocate"),
+        ("pack source.safetensors new --tensor table --trace floats.pt", 2, "floats.pt: ids are torch.float32"),
         ("bench source.safetensors", 2, "is no packed table; name a tensor with --tensor"),
         ("bench rows --memory 100", 2, "100 bytes of memory are too few"),
         ("bench raw.bin --shape 0,50 --dtype int32", 2, "the table has no rows"),
@@ -280,6 +300,14 @@ def test_mistakes_are_sentences(
     np.save("objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     np.save("far.npy", np.array([1, 2000]))
     np.save("floats.npy", np.ones(3))
+    np.save("words.npy", np.array(["a"]))
+    np.save("dates.npy", np.zeros(3, dtype="M8[ns]"))
+    np.save("fields.npy", np.zeros(3, dtype=[("a", "<i4")]))
+    np.savez("arrays", ids=np.arange(3))
+    Path("arrays.npz").rename("arrays.npy")
+    for name, header in {"open": "((", "keys": "{[]: 1}", "large": LARGE}.items():
+        Path(f"{name}.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode())
+    torch.save(torch.ones(3), "floats.pt")
     before = sorted(tmp_path.iterdir())
     done = command(*arguments.split())
     assert (done.status, done.stdout) == (status, ""), done.stderr

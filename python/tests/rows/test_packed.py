@@ -58,7 +58,8 @@ def test_raw_files_and_stripe_sets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["shards", "raw", "stripes", "link"])
 def test_no_file_of_the_source_is_replaced(tmp_path: Path, kind: str) -> None:
     rows = torch.randn(50, 8)
-    source, named = tmp_path / "source", {"tensor": "table.1"}
+    source: Any = tmp_path / "source"
+    named: dict[str, Any] = {"tensor": "table.1"}
     if kind == "shards":
         source = tmp_path / "model.safetensors.index.json"
         deepnvme.save({"table.0": rows, "table.1": rows}, tmp_path / "model.safetensors", max_shard_bytes=1700)
@@ -175,6 +176,13 @@ CHANGES = [
     *(other("row.dtype", value) for value in ("float64", "nn", "__name__", "save", "qint32", 3, None)),
     *(other("row.shape", value) for value in ([], [41], [40, 2], [-40], "x", None, [1 << 40, 1 << 40])),
     *(other("row.scales", value) for value in ({"dtype": "float32", "count": 1}, {"count": 1}, 7)),
+    # As many bytes, but no scales.
+    lambda description: description["row"].update(shape=[38], scales={"dtype": "int64", "count": 1}),
+    lambda description: description["row"].update(shape=[37], scales={"dtype": "float32", "count": 3}),
+    lambda description: description["row"].update(dtype="int32", shape=[38], scales={"dtype": "float32", "count": 2}),
+    lambda description: description["row"].update(scales={"dtype": "float32", "count": 0}),
+    # Of a tensor that the file does not have.
+    lambda description: description.update(hot={"rows": 0, "crc32c": 0}),
     lambda description: description.pop("row"),
     lambda description: description.clear(),
 ]
@@ -185,9 +193,23 @@ def test_a_hostile_description_is_refused(source: Path, tmp_path: Path, change: 
     path = tmp_path / "rows"
     deepnvme.RowStore.create(path, source, "table", memory="1MB")
     described(path, change)
-    with pytest.raises((errors.CorruptFileError, errors.InvalidArgumentError)):
+    with pytest.raises(errors.CorruptFileError, match="rows"):
         deepnvme.RowStore(path, memory="1MB")
     assert deepnvme.verify(path, check=False)["files"][0]["verdict"] == "damaged"
+
+
+DTYPES = {
+    kind for kind in vars(torch).values() if isinstance(kind, torch.dtype) and not str(kind).startswith("torch.q")
+}
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
+def test_each_type_can_be_packed(tmp_path: Path, dtype: torch.dtype) -> None:
+    deepnvme.write(torch.arange(0, 160, dtype=torch.uint8), tmp_path / "raw")
+    options: dict[str, Any] = {"shape": (10, 16 // dtype.itemsize), "dtype": dtype, "memory": "1MB"}
+    with deepnvme.RowStore.create(tmp_path / "rows.safetensors", tmp_path / "raw", **options) as store:
+        assert (store.shape, store.dtype, store.verify()) == (options["shape"], dtype, 1)
+    assert deepnvme.verify(tmp_path / "rows.safetensors")["is_sound"]
 
 
 def test_a_later_version_is_named(source: Path, tmp_path: Path) -> None:
@@ -296,8 +318,18 @@ def test_a_hostile_list_of_hot_rows_is_refused(source: Path, tmp_path: Path, key
     path = tmp_path / "rows"
     deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=[9, 9, 4, 4, 8, 8, 1, 1])
     described(path, other(key, value))
-    with pytest.raises((errors.CorruptFileError, errors.InvalidArgumentError)):
+    with pytest.raises(errors.CorruptFileError, match="rows"):
         deepnvme.RowStore(path, memory="1MB")
+
+
+def test_a_list_of_hot_rows_beyond_the_table_is_damaged(source: Path, tmp_path: Path) -> None:
+    # Found by the fuzz target `packed_table`.
+    path = tmp_path / "rows"
+    deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=[9, 9, 1999, 1999]).close()
+    described(path, other("rows", 1999))
+    with pytest.raises(errors.CorruptFileError, match="the list of hot rows is damaged") as raised:
+        deepnvme.RowStore(path, memory="1MB")
+    assert raised.value.filename == str(path)
 
 
 def test_other_files_are_no_packed_tables(source: Path, tmp_path: Path) -> None:
