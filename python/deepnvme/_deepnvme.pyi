@@ -64,6 +64,7 @@ __all__ = [
     "_not_plain",
     "_open_regular",
     "_pack_rows",
+    "_packed_block_bytes",
     "_packed_tensors",
     "_parse_bytes",
     "_parse_packed_rows",
@@ -106,6 +107,7 @@ class _SupportsDLPack(Protocol):
 # torch tensors and numpy arrays support both protocols.
 _Tensor: TypeAlias = Buffer | _SupportsDLPack
 _Name: TypeAlias = str | bytes | PathLike[str] | PathLike[bytes]
+_Place: TypeAlias = tuple[int, int]
 _Path: TypeAlias = _Name | int | StripeSet
 _Durability: TypeAlias = Literal["none", "data", "full"]
 
@@ -1089,9 +1091,10 @@ def _pack_rows(
     report: Callable[[int], object] | None,
     engine: Engine | None,
 ) -> int: ...
+def _packed_block_bytes(row_bytes: int) -> int: ...
 def _parse_packed_rows(
-    name: str, text: str, rows_bytes: int, hot_bytes: int | None
-) -> tuple[int, list[int], str, tuple[int, str] | None, tuple[int, int, int], tuple[int, int] | None]: ...
+    name: str, text: str, tensors: tuple[_Place, _Place | None, _Place | None]
+) -> tuple[int, list[int], str, tuple[int, str] | None, tuple[int, int, int, bool], int]: ...
 def _remove_leftovers(path: _Name) -> None: ...
 def _retire_set(index: _Name, record_at: Sequence[str]) -> list[Path] | None: ...
 def _open_regular(path: _Name) -> int: ...
@@ -1473,8 +1476,7 @@ class _RowStore:
     def __new__(
         cls,
         files: Sequence[_Path | _CheckpointReader],
-        rows: tuple[Sequence[tuple[int, int, int]], int],
-        blocks: tuple[int, int, tuple[int, int, int] | None] | None,
+        rows: tuple[Sequence[tuple[int, int, int]], int] | tuple[str, tuple[_Place, _Place | None, _Place | None]],
         scales: tuple[tuple[int, int] | tuple[Sequence[tuple[int, int, int]], int], str] | None,
         memory_bytes: int,
         engine: Engine | None,

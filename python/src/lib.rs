@@ -92,7 +92,7 @@ mod _deepnvme {
         probe::{BackendProbe, Probe},
         reader::FileReader,
         replace::{_remove_leftovers, _retire_set, PrivateFolder, SetReplacement},
-        rows::{_pack_rows, _parse_packed_rows, PyGather, PyRowStore},
+        rows::{_pack_rows, _packed_block_bytes, _parse_packed_rows, PyGather, PyRowStore},
         settings::_parse_bytes,
         stats::Stats,
         streaming::{

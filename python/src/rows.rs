@@ -10,8 +10,8 @@ use deepnvme_io::{Engine, Error as IoError, ErrorKind};
 use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{
-    BackgroundStore, BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, PackedDescription,
-    PendingGather, RowRange, RowScales, RowStore, ScaleType, Table, check_room,
+    BackgroundStore, BlockLayout, ChecksumPlace, Conversion, Element, Error, PackSource, PackedDescription,
+    PackedTensors, PendingGather, RowRange, RowScales, RowStore, ScaleType, Table, TensorPlace, check_room,
 };
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -26,10 +26,18 @@ use crate::stats::counter_dict;
 use crate::streaming::float;
 use crate::{default, error, interruptible, tensor_memory, torch};
 
-/// The blocks of a packed table: rows and bytes of one; and its list of hot rows, as offset, count and checksum.
-type BlocksArgument = (usize, usize, Option<(u64, u64, u32)>);
 /// The ranges of a table, each with its file, offset and rows; and the bytes of a row.
 type TableArgument = (Vec<(usize, u64, u64)>, usize);
+/// The tensors of a packed table, each with its offset and its bytes: blocks, hot rows, checksums.
+type PackedTensorsArgument = (TensorPlace, Option<TensorPlace>, Option<TensorPlace>);
+
+/// Where rows are: in ranges of files; or in a packed table, by its description.
+#[derive(FromPyObject)]
+enum RowsArgument {
+    Packed(String, PackedTensorsArgument),
+    InPlace(Vec<(usize, u64, u64)>, usize),
+}
+
 /// A file: one whose header was read, or a raw one by its path.
 #[derive(FromPyObject)]
 pub(crate) enum FileArgument<'py> {
@@ -66,12 +74,11 @@ pub(crate) struct PyRowStore {
 #[pymethods]
 impl PyRowStore {
     #[new]
-    #[pyo3(signature = (files, rows, blocks, scales, memory_bytes, engine))]
+    #[pyo3(signature = (files, rows, scales, memory_bytes, engine))]
     fn new(
         py: Python<'_>,
         files: Vec<FileArgument<'_>>,
-        rows: TableArgument,
-        blocks: Option<BlocksArgument>,
+        rows: RowsArgument,
         scales: Option<(ScalesArgument, String)>,
         memory_bytes: u64,
         engine: Option<&Bound<'_, PyEngine>>,
@@ -85,9 +92,9 @@ impl PyRowStore {
                 ScalesArgument::Table(scales) => RowScales::read(&engine, &files, &table(scales)?, kind),
             };
             let scales = scales.map(read).transpose()?;
-            let table = match blocks {
-                Some(blocks) => packed_table(&engine, &files, rows, blocks, memory_bytes)?,
-                None => table(rows)?,
+            let table = match rows {
+                RowsArgument::Packed(text, tensors) => packed_table(&engine, &files, &text, tensors, memory_bytes)?,
+                RowsArgument::InPlace(ranges, row_bytes) => table((ranges, row_bytes))?,
             };
             RowStore::new(engine, files, table, scales, memory_bytes).map(BackgroundStore::new)
         });
@@ -253,7 +260,8 @@ pub(crate) fn _pack_rows(
         let (rows, scales) = (table(rows)?, scales.map(table).transpose()?);
         let row_bytes = rows.row_bytes() + scales.as_ref().map_or(0, Table::row_bytes);
         // Before a file is replaced that could then not be opened.
-        let bytes_min = RowStore::packed_bytes_min(&BlockLayout::plan(row_bytes), hot.len() as u64);
+        let layout = BlockLayout::plan(row_bytes);
+        let bytes_min = RowStore::packed_bytes_min(&layout, rows.rows(), hot.len() as u64);
         if memory_bytes < bytes_min {
             return Err(Error::Memory { memory: memory_bytes, row_bytes, bytes_min });
         }
@@ -272,27 +280,33 @@ pub(crate) fn _pack_rows(
     layout.map(|layout| layout.block_bytes).map_err(|error| to_exception(py, &error))
 }
 
-/// Number of rows, shape and type of a row, scales of a row, blocks (bytes and number of their rows, and their own
-/// bytes), and hot rows (their number and the checksum of their list).
-type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize), Option<(u64, u32)>);
+/// Number of rows; shape, type and scales of a row; bytes of a row with its scales, rows and bytes of a block, whether
+/// the checksums are in a list; and the number of hot rows.
+type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize, bool), u64);
 
-/// Parses the description of a packed table in the file `name`, whose tensors have these bytes.
+/// Parses the description of a packed table in the file `name`, which has these tensors.
 #[pyfunction]
-#[pyo3(signature = (name, text, rows_bytes, hot_bytes))]
+#[pyo3(signature = (name, text, tensors))]
 pub(crate) fn _parse_packed_rows(
     py: Python<'_>,
     name: &str,
     text: &str,
-    rows_bytes: u64,
-    hot_bytes: Option<u64>,
+    tensors: PackedTensorsArgument,
 ) -> PyResult<Described> {
-    let described = PackedDescription::parse(text, rows_bytes, hot_bytes).map_err(|error| {
+    let described = PackedDescription::parse(text, packed_tensors(tensors)).map_err(|error| {
         let class = if matches!(error, Error::Unsupported(_)) { "UnsupportedError" } else { "CorruptFileError" };
         error::plain(py, class, format!("{name}: {error}"))
     })?;
-    let BlockLayout { row_bytes, rows_per_block, block_bytes } = described.layout;
-    let blocks = (row_bytes, rows_per_block, block_bytes);
-    Ok((described.rows, described.row_shape, described.dtype, described.scales, blocks, described.hot))
+    let BlockLayout { row_bytes, rows_per_block, block_bytes, checksums } = described.layout;
+    let blocks = (row_bytes, rows_per_block, block_bytes, checksums == ChecksumPlace::List);
+    let hot_rows = described.hot.map_or(0, |(count, _)| count);
+    Ok((described.rows, described.row_shape, described.dtype, described.scales, blocks, hot_rows))
+}
+
+/// Returns the bytes that a gather of one row reads, from a packed table with rows of this size.
+#[pyfunction]
+pub(crate) fn _packed_block_bytes(row_bytes: usize) -> usize {
+    BlockLayout::plan(row_bytes).block_bytes
 }
 
 fn open(py: Python<'_>, files: Vec<FileArgument<'_>>) -> PyResult<Vec<VersionedFile>> {
@@ -318,38 +332,34 @@ fn table((ranges, row_bytes): TableArgument) -> Result<Table, Error> {
     Table::new(ranges, row_bytes)
 }
 
+fn packed_tensors((rows, hot, checksums): PackedTensorsArgument) -> PackedTensors {
+    PackedTensors { rows, hot, checksums }
+}
+
 fn packed_table(
     engine: &Arc<Engine>,
     files: &[VersionedFile],
-    (ranges, row_bytes): TableArgument,
-    (rows_per_block, block_bytes, hot): BlocksArgument,
+    text: &str,
+    tensors: PackedTensorsArgument,
     memory: u64,
 ) -> Result<Table, Error> {
-    let ([(file, offset, rows)], [first]) = (&ranges[..], files) else {
-        return Err(Error::Invalid("a packed table has one range of one file".into()));
+    let [file] = files else {
+        return Err(Error::Invalid("a packed table is one file".into()));
     };
-    let range = RowRange { file: *file, offset: *offset, rows: *rows };
-    let layout = BlockLayout { row_bytes, rows_per_block, block_bytes };
+    let described = PackedDescription::parse(text, packed_tensors(tensors))?;
+    let hot_rows = described.hot.map_or(0, |(count, _)| count);
+    let bytes_min = RowStore::packed_bytes_min(&described.layout, described.rows, hot_rows);
+    if memory < bytes_min {
+        return Err(Error::Memory { memory, row_bytes: described.layout.row_bytes, bytes_min });
+    }
     // Whatever the file says of its rows, the caller has not said it.
-    let damaged = |error: Error| match error {
+    described.open(file, engine).map_err(|error| match error {
         Error::Invalid(why) => {
             let detail = format!("this cannot be a packed table ({why}); pack the table again");
-            Error::Io(IoError::new(ErrorKind::Corrupt, "open", detail).at_path(first.file().path()))
+            Error::Io(IoError::new(ErrorKind::Corrupt, "open", detail).at_path(file.file().path()))
         }
         other => other,
-    };
-    let table = Table::packed(range, layout).map_err(damaged)?;
-    match hot {
-        Some((offset, count, checksum)) => {
-            let bytes_min = RowStore::packed_bytes_min(&layout, count);
-            if memory < bytes_min {
-                return Err(Error::Memory { memory, row_bytes, bytes_min });
-            }
-            let list = HotRowList { offset, count, checksum };
-            table.with_hot_rows(HotRows::read(engine, first, list, *rows)?).map_err(damaged)
-        }
-        None => Ok(table),
-    }
+    })
 }
 
 fn parse_conversion((from, to, scale): ConversionArgument) -> PyResult<Conversion> {

@@ -1,17 +1,31 @@
 //! Blocks of a packed table: whole rows, and a checksum.
 //!
-//! No row crosses a block, so a row is one read. A block holds consecutive rows, zeros, and in its last four bytes the
-//! CRC-32C of its number (eight bytes) and of all bytes before. Numbers are little-endian.
+//! No row crosses a block, so a row is one read. A block holds consecutive rows, and zeros behind them. Its checksum is
+//! the CRC-32C of its number (eight bytes) and of its bytes. Numbers are little-endian. The checksum is in the last four
+//! bytes of the block, which it does not cover. If these four bytes would cost a row, all checksums are in a list
+//! behind the blocks instead.
 
 use crc_fast::{CrcAlgorithm, Digest};
 use deepnvme_io::mem::PAGE_BYTES;
 
-/// Bytes of a block's checksum.
-const CHECKSUM_BYTES: usize = 4;
-/// A block may leave a quarter of its bytes unused. More would make the file larger than its rows without need.
-const UNUSED_FRACTION_MAX: usize = 4;
+use crate::checksum_list::{CHECKSUM_BYTES, ChecksumList};
+
+/// A block may leave a third of its bytes unused, so a file has at most one and a half times the bytes of its rows.
+/// Less would make blocks larger, and with them each read.
+const UNUSED_FRACTION_MAX: usize = 3;
+/// Checksums in blocks take no memory. For that, a block may leave an eighth unused that a list would fill.
+const UNUSED_FOR_CHECKSUM_FRACTION_MAX: usize = 8;
 /// A block has at most this many times the pages that its first row needs.
 const GROWTH_MAX: usize = 4;
+
+/// Where the checksum of a block is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ChecksumPlace {
+    /// In its last four bytes.
+    Block,
+    /// In a list for all blocks, which an open table keeps in memory.
+    List,
+}
 
 /// The division of a packed table into blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -22,6 +36,8 @@ pub struct BlockLayout {
     pub rows_per_block: usize,
     /// Bytes of a block, whole pages.
     pub block_bytes: usize,
+    /// Where the checksums are.
+    pub checksums: ChecksumPlace,
 }
 
 impl BlockLayout {
@@ -29,23 +45,38 @@ impl BlockLayout {
     #[must_use]
     pub fn plan(row_bytes: usize) -> Self {
         let page = PAGE_BYTES as usize;
-        let pages_min = (row_bytes + CHECKSUM_BYTES).div_ceil(page);
-        let of_pages = |pages: usize| {
-            let block_bytes = pages * page;
-            Self { row_bytes, rows_per_block: (block_bytes - CHECKSUM_BYTES) / row_bytes.max(1), block_bytes }
-        };
-        let unused = |layout: &Self| layout.block_bytes - layout.rows_per_block * row_bytes;
+        let pages_min = row_bytes.div_ceil(page).max(1);
+        let of_pages = |pages: usize| Self::of(row_bytes, pages * page, ChecksumPlace::List);
         let all = (pages_min..=pages_min * GROWTH_MAX).map(of_pages);
-        let filled = all.clone().find(|layout| unused(layout) * UNUSED_FRACTION_MAX <= layout.block_bytes);
+        let filled = all.clone().find(|layout| layout.unused() * UNUSED_FRACTION_MAX <= layout.block_bytes);
         // The fraction that is unused, compared without division.
-        let best = || all.min_by_key(|layout| unused(layout) * GROWTH_MAX * pages_min * page / layout.block_bytes);
-        filled.or_else(best).unwrap_or_else(|| of_pages(pages_min))
+        let best = || all.min_by_key(|layout| layout.unused() * GROWTH_MAX * pages_min * page / layout.block_bytes);
+        let listed = filled.or_else(best).unwrap_or_else(|| of_pages(pages_min));
+        let inside = Self::of(row_bytes, listed.block_bytes, ChecksumPlace::Block);
+        let is_filled = inside.unused() * UNUSED_FOR_CHECKSUM_FRACTION_MAX <= inside.block_bytes;
+        if inside.rows_per_block == listed.rows_per_block || (is_filled && inside.rows_per_block > 0) {
+            inside
+        } else {
+            listed
+        }
+    }
+
+    /// Returns blocks of this size, with as many rows as fit.
+    fn of(row_bytes: usize, block_bytes: usize, checksums: ChecksumPlace) -> Self {
+        let rows_per_block = (block_bytes - checksums.bytes()) / row_bytes.max(1);
+        Self { row_bytes, rows_per_block, block_bytes, checksums }
+    }
+
+    /// Bytes of a block that no row takes.
+    fn unused(&self) -> usize {
+        self.block_bytes - self.rows_per_block * self.row_bytes
     }
 
     /// Returns whether this is the layout of a table, rather than numbers from a damaged file.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        let used = self.rows_per_block.checked_mul(self.row_bytes).and_then(|used| used.checked_add(CHECKSUM_BYTES));
+        let rows = self.rows_per_block.checked_mul(self.row_bytes);
+        let used = rows.and_then(|rows| rows.checked_add(self.checksums.bytes()));
         let is_whole = self.block_bytes > 0 && self.block_bytes.is_multiple_of(PAGE_BYTES as usize);
         self.row_bytes > 0 && self.rows_per_block > 0 && is_whole && used.is_some_and(|used| used <= self.block_bytes)
     }
@@ -56,6 +87,15 @@ impl BlockLayout {
         rows.div_ceil(self.rows_per_block as u64)
     }
 
+    /// Returns the bytes of the list of checksums of a table, in the file and in memory.
+    #[must_use]
+    pub fn list_bytes(&self, rows: u64) -> u64 {
+        match self.checksums {
+            ChecksumPlace::Block => 0,
+            ChecksumPlace::List => self.blocks(rows).saturating_add(1).saturating_mul(CHECKSUM_BYTES as u64),
+        }
+    }
+
     /// Returns the offset of a row from the start of the first block.
     #[must_use]
     pub(crate) fn offset(&self, row: u64) -> u64 {
@@ -63,17 +103,38 @@ impl BlockLayout {
         block * self.block_bytes as u64 + inside * self.row_bytes as u64
     }
 
-    /// Writes the checksum of a block.
-    pub(crate) fn seal(&self, number: u64, block: &mut [u8]) {
-        let (content, checksum) = block.split_at_mut(self.block_bytes - CHECKSUM_BYTES);
-        checksum.copy_from_slice(&checksum_of(number, content).to_le_bytes());
+    /// Writes the checksum of a block into it. Returns the checksum instead if it belongs into the list.
+    pub(crate) fn seal(&self, number: u64, block: &mut [u8]) -> Option<u32> {
+        let (content, checksum) = block.split_at_mut(self.block_bytes - self.checksums.bytes());
+        let computed = checksum_of(number, content);
+        match self.checksums {
+            ChecksumPlace::Block => {
+                checksum.copy_from_slice(&computed.to_le_bytes());
+                None
+            }
+            ChecksumPlace::List => Some(computed),
+        }
     }
 
-    /// Returns whether the checksum of a block matches.
+    /// Returns whether the checksum of a block matches. A layout with a list needs it.
     #[must_use]
-    pub(crate) fn is_sound(&self, number: u64, block: &[u8]) -> bool {
-        let (content, checksum) = block.split_at(self.block_bytes - CHECKSUM_BYTES);
-        checksum == checksum_of(number, content).to_le_bytes()
+    pub(crate) fn is_sound(&self, number: u64, block: &[u8], list: Option<&ChecksumList>) -> bool {
+        let (content, checksum) = block.split_at(self.block_bytes - self.checksums.bytes());
+        let computed = checksum_of(number, content);
+        match self.checksums {
+            ChecksumPlace::Block => checksum == computed.to_le_bytes(),
+            ChecksumPlace::List => list.and_then(|list| list.get(number)) == Some(computed),
+        }
+    }
+}
+
+impl ChecksumPlace {
+    /// The bytes of a block that its checksum takes.
+    fn bytes(self) -> usize {
+        match self {
+            Self::Block => CHECKSUM_BYTES,
+            Self::List => 0,
+        }
     }
 }
 
@@ -94,23 +155,51 @@ mod tests {
             let layout = BlockLayout::plan(row_bytes);
             assert!(layout.is_valid(), "{layout:?}");
             let used = layout.rows_per_block * row_bytes;
-            assert!(used * 2 > layout.block_bytes, "{layout:?}");
+            assert!(used * 3 >= layout.block_bytes * 2, "{layout:?}");
+            // A read brings at most one page more than the row's own.
+            assert!(layout.block_bytes <= (row_bytes.div_ceil(4096) + 1) * 4096, "{layout:?}");
         }
-        let small = BlockLayout::plan(160);
-        assert_eq!((small.rows_per_block, small.block_bytes), (25, 4096));
-        let large = BlockLayout::plan(2100);
-        assert_eq!((large.rows_per_block, large.block_bytes), (3, 8192));
+    }
+
+    #[test]
+    fn rows_of_whole_pages_have_blocks_of_these_pages() {
+        use ChecksumPlace::{Block, List};
+        let expected = [
+            (160, 25, 4096, Block),
+            (1000, 4, 4096, Block),
+            (1024, 4, 4096, List),
+            (1365, 3, 4096, List),
+            (1366, 2, 4096, Block),
+            (2048, 2, 4096, List),
+            (2100, 3, 8192, Block),
+            (3000, 1, 4096, Block),
+            (4092, 1, 4096, Block),
+            (4096, 1, 4096, List),
+            (4160, 2, 12_288, Block),
+            (8192, 1, 8192, List),
+            (17_920, 1, 20_480, Block),
+        ];
+        for (row_bytes, rows_per_block, block_bytes, checksums) in expected {
+            let layout = BlockLayout::plan(row_bytes);
+            assert_eq!(layout, BlockLayout { row_bytes, rows_per_block, block_bytes, checksums });
+        }
     }
 
     #[test]
     fn every_changed_byte_and_every_other_number_is_noticed() {
         let layout = BlockLayout::plan(160);
         let mut block: Vec<u8> = (0..layout.block_bytes).map(|byte| (byte * 7) as u8).collect();
-        layout.seal(9, &mut block);
-        assert!(layout.is_sound(9, &block) && !layout.is_sound(8, &block));
+        assert_eq!(layout.seal(9, &mut block), None);
+        assert!(layout.is_sound(9, &block, None) && !layout.is_sound(8, &block, None));
+        let listed = BlockLayout::plan(4096);
+        let sum = listed.seal(1, &mut block).unwrap();
+        let list = ChecksumList::of(&[!sum, sum, !sum]).unwrap();
+        assert!(listed.is_sound(1, &block, Some(&list)));
+        let others = [(0, Some(&list)), (2, Some(&list)), (3, Some(&list)), (1, None)];
+        assert!(others.iter().all(|(number, list)| !listed.is_sound(*number, &block, *list)));
         for byte in 0..block.len() {
             block[byte] ^= 0x10;
-            assert!(!layout.is_sound(9, &block), "byte {byte}");
+            assert!(!layout.is_sound(9, &block, None) && !listed.is_sound(1, &block, Some(&list)), "byte {byte}");
             block[byte] ^= 0x10;
         }
     }

@@ -3,14 +3,27 @@
 use std::sync::Arc;
 
 use deepnvme_file::VersionedFile;
-use deepnvme_io::Engine;
-use serde::Deserialize;
+use deepnvme_io::{Engine, Error as IoError, ErrorKind};
+use serde::{Deserialize, Serialize};
 
-use crate::blocks::BlockLayout;
+use crate::blocks::{BlockLayout, ChecksumPlace};
+use crate::checksum_list::ChecksumList;
 use crate::error::{Error, Result};
+use crate::header_checksum;
 use crate::hot_rows::{HotRowList, HotRows, NUMBER_BYTES};
-use crate::pack::PACKED_VERSION;
-use crate::table::{RowRange, Table};
+use crate::table::{PackedTable, RowRange, Table};
+use crate::whole_range::read_range;
+
+/// The name of the tensor with the blocks.
+pub const PACKED_TENSOR: &str = "rows";
+/// The name of the tensor with the numbers of hot rows.
+pub const HOT_TENSOR: &str = "hot_rows";
+/// The name of the tensor with the list of checksums.
+pub const CHECKSUM_TENSOR: &str = "checksums";
+/// The key of the description in the metadata.
+pub const PACKED_KEY: &str = "deepnvme.rows";
+/// The version of the format.
+pub const PACKED_VERSION: u32 = 1;
 
 /// Read first: all else depends on it.
 #[derive(Debug, Deserialize)]
@@ -24,8 +37,17 @@ struct Description {
     row_bytes: usize,
     rows_per_block: usize,
     block_bytes: usize,
+    checksums: DescribedPlace,
+    header_crc32c: String,
     row: Row,
     hot: Option<Hot>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum DescribedPlace {
+    Block,
+    List,
 }
 
 #[derive(Debug, Deserialize)]
@@ -90,6 +112,27 @@ struct Hot {
     crc32c: u32,
 }
 
+/// Where a tensor is in the file: its offset and its bytes.
+pub type TensorPlace = (u64, u64);
+
+/// Where the tensors of a packed table are.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct PackedTensors {
+    /// [`PACKED_TENSOR`]: the blocks.
+    pub rows: TensorPlace,
+    /// [`HOT_TENSOR`]: the numbers of hot rows.
+    pub hot: Option<TensorPlace>,
+    /// [`CHECKSUM_TENSOR`]: the list of checksums.
+    pub checksums: Option<TensorPlace>,
+}
+
+impl PackedTensors {
+    /// Finds the tensors by their names. `None` if there are no blocks.
+    pub fn find(place_of: impl Fn(&str) -> Option<TensorPlace>) -> Option<Self> {
+        Some(Self { rows: place_of(PACKED_TENSOR)?, hot: place_of(HOT_TENSOR), checksums: place_of(CHECKSUM_TENSOR) })
+    }
+}
+
 /// What the description of a packed table says, checked as far as its text and the sizes of its tensors allow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PackedDescription {
@@ -105,14 +148,15 @@ pub struct PackedDescription {
     pub layout: BlockLayout,
     /// The number of hot rows, and the CRC-32C of their list.
     pub hot: Option<(u64, u32)>,
+    tensors: PackedTensors,
 }
 
 impl PackedDescription {
-    /// Parses a description of tensors that have these bytes.
+    /// Parses a description of these tensors.
     ///
     /// # Errors
     /// `Damaged` if the text is no description of these tensors. `Unsupported` for a later version.
-    pub fn parse(text: &str, rows_bytes: u64, hot_bytes: Option<u64>) -> Result<Self> {
+    pub fn parse(text: &str, tensors: PackedTensors) -> Result<Self> {
         let Version { version } = serde_json::from_str(text).map_err(|error| Error::Damaged(error.to_string()))?;
         if version > u64::from(PACKED_VERSION) {
             return Err(Error::Unsupported(format!(
@@ -120,53 +164,64 @@ impl PackedDescription {
             )));
         }
         let described: Description = serde_json::from_str(text).map_err(|error| Error::Damaged(error.to_string()))?;
-        let Description { rows, row_bytes, rows_per_block, block_bytes, row, hot } = described;
+        let Description { rows, row_bytes, rows_per_block, block_bytes, row, hot, checksums, header_crc32c } =
+            described;
         if version == 0 || row.bytes() != Some(row_bytes as u64) {
             let detail = format!("rows of {row_bytes} bytes are not {:?} of {}", row.shape, row.dtype);
             return Err(Error::Damaged(detail));
         }
-        let hot = match (hot, hot_bytes) {
+        if !header_checksum::are_digits(header_crc32c.as_bytes()) {
+            return Err(Error::Damaged("its own checksum is missing".into()));
+        }
+        let hot = match (hot, tensors.hot) {
             (None, None) => None,
-            (Some(Hot { rows: count, crc32c }), Some(bytes))
+            (Some(Hot { rows: count, crc32c }), Some((_, bytes)))
                 if count <= rows && count.checked_mul(NUMBER_BYTES as u64) == Some(bytes) =>
             {
                 Some((count, crc32c))
             }
             _ => return Err(Error::Damaged("its hot rows are not those of the file".into())),
         };
-        let layout = BlockLayout { row_bytes, rows_per_block, block_bytes };
-        let copies = hot.map_or(0, |(count, _)| count);
-        let blocks = rows.checked_add(copies).filter(|_| layout.is_valid()).map(|places| layout.blocks(places));
-        if blocks.and_then(|blocks| blocks.checked_mul(block_bytes as u64)) != Some(rows_bytes) {
-            return Err(Error::Damaged(format!("{rows_bytes} bytes are not its blocks")));
+        let checksums = match checksums {
+            DescribedPlace::Block => ChecksumPlace::Block,
+            DescribedPlace::List => ChecksumPlace::List,
+        };
+        let layout = BlockLayout { row_bytes, rows_per_block, block_bytes, checksums };
+        let places = rows.checked_add(hot.map_or(0, |(count, _)| count)).filter(|_| layout.is_valid());
+        let bytes = places.and_then(|places| layout.blocks(places).checked_mul(block_bytes as u64));
+        if bytes != Some(tensors.rows.1) {
+            return Err(Error::Damaged(format!("{} bytes are not its blocks", tensors.rows.1)));
+        }
+        let listed = places.map_or(0, |places| layout.list_bytes(places));
+        if listed != tensors.checksums.map_or(0, |(_, bytes)| bytes) || (listed == 0) != tensors.checksums.is_none() {
+            return Err(Error::Damaged("its checksums are not those of the file".into()));
         }
         let scales = row.scales.map(|Scales { count, dtype }| (count, dtype));
-        Ok(Self { rows, row_shape: row.shape, dtype: row.dtype, scales, layout, hot })
+        Ok(Self { rows, row_shape: row.shape, dtype: row.dtype, scales, layout, hot, tensors })
     }
-}
 
-impl Table {
-    /// Returns the packed table that a file describes. Its tensors are `rows` and `hot`, each as its offset and its
-    /// bytes.
+    /// Reads what an open table keeps in memory, and compares the header of the file with its checksum.
     ///
     /// # Errors
-    /// As [`PackedDescription::parse`] and [`HotRows::read`].
-    pub fn described(
-        text: &str,
-        rows: (u64, u64),
-        hot: Option<(u64, u64)>,
-        file: &VersionedFile,
-        engine: &Arc<Engine>,
-    ) -> Result<Self> {
-        let described = PackedDescription::parse(text, rows.1, hot.map(|(_, bytes)| bytes))?;
-        let range = RowRange { file: 0, offset: rows.0, rows: described.rows };
-        let table = Self::packed(range, described.layout)?;
-        match (described.hot, hot) {
-            (Some((count, checksum)), Some((offset, _))) => {
-                let list = HotRowList { offset, count, checksum };
-                table.with_hot_rows(HotRows::read(engine, file, list, described.rows)?)
-            }
-            _ => Ok(table),
+    /// `Io` with [`ErrorKind::Corrupt`] if the header, the list of hot rows or that of checksums is damaged. `Io` if they
+    /// cannot be read. `Invalid` if the file is no table in spite of that.
+    pub fn open(&self, file: &VersionedFile, engine: &Arc<Engine>) -> Result<Table> {
+        let PackedTensors { rows: (offset, _), hot, checksums } = self.tensors;
+        let header = read_range(engine, file, 0, offset)?;
+        if !header_checksum::is_sound(header.as_slice()) {
+            let detail = "the header of the packed table is damaged (CRC-32C); restore the file from a copy, or pack the \
+                          table again";
+            let error = IoError::new(ErrorKind::Corrupt, "read", detail).at_offset(0);
+            return Err(Error::Io(error.at_path(file.file().path())));
         }
+        let hot_rows = match (self.hot, hot) {
+            (Some((count, checksum)), Some((offset, _))) => {
+                Some(HotRows::read(engine, file, HotRowList { offset, count, checksum }, self.rows)?)
+            }
+            _ => None,
+        };
+        let checksums = checksums.map(|place| ChecksumList::read(engine, file, place)).transpose()?;
+        let range = RowRange { file: 0, offset, rows: self.rows };
+        Table::packed(PackedTable { range, layout: self.layout, hot: hot_rows, checksums })
     }
 }

@@ -7,6 +7,7 @@ use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Error as IoError, ErrorKind, Transfer};
 
 use crate::blocks::BlockLayout;
+use crate::checksum_list::ChecksumList;
 use crate::error::{Error, Result};
 use crate::read_plan::Run;
 use crate::staging::{POLL_INTERVAL, Staging};
@@ -51,6 +52,8 @@ pub(crate) struct Reading {
 #[derive(Debug)]
 pub(crate) struct BlockChecks {
     pub(crate) blocks: BlockLayout,
+    /// For blocks that do not contain their checksums.
+    pub(crate) checksums: Option<ChecksumList>,
     /// The offset of the first block of the table.
     pub(crate) start: u64,
     /// The rows of the table.
@@ -66,7 +69,7 @@ impl BlockChecks {
             let first = (run.range.start - self.start) / block_bytes as u64;
             for (index, block) in buffer[run.start..run.start + run.len()].chunks(block_bytes).enumerate() {
                 let number = first + index as u64;
-                if block.len() < block_bytes || !self.blocks.is_sound(number, block) {
+                if block.len() < block_bytes || !self.blocks.is_sound(number, block, self.checksums.as_ref()) {
                     let per_block = self.blocks.rows_per_block as u64;
                     let first = (number * per_block).min(self.rows);
                     return Err(Error::Checksum {

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
-use crc_fast::{CrcAlgorithm, checksum};
 use deepnvme_file::VersionedFile;
-use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind};
 
+use crate::checksum_list::checksum_of;
 use crate::error::{Error, Result};
 use crate::room::check_room;
+use crate::whole_range::read_range;
 
 /// Rows of a bucket, on average.
 const BUCKET_ROWS: usize = 8;
@@ -83,12 +83,7 @@ impl HotRows {
             return Err(damaged(format!("{} rows of {table_rows}", list.count)));
         }
         check_room(list.count * BYTES_WHILE_READ, "raise the limit of the process (`ulimit -v`)")?;
-        let bytes = list.count as usize * NUMBER_BYTES;
-        let memory = Buffer::zeroed(bytes).map_err(|error| Error::Io(IoError::from_io("allocate", &error)))?;
-        let (memory, result) = engine.read(file.file(), list.offset, memory.into_region())?.wait();
-        result?;
-        let lost = || IoError::new(ErrorKind::Io, "read", "the engine did not return the memory; report this as a bug");
-        let buffer = memory.and_then(|memory| memory.into_buffer().ok()).ok_or_else(lost)?;
+        let buffer = read_range(engine, file, list.offset, list.count * NUMBER_BYTES as u64)?;
         if checksum_of(buffer.as_slice()) != list.checksum {
             return Err(damaged("CRC-32C".into()));
         }
@@ -135,11 +130,6 @@ impl HotRows {
 /// Returns the bucket of a row, of `count`.
 fn bucket(number: u32, table_rows: u64, count: usize) -> usize {
     (u128::from(number) * count as u128 / u128::from(table_rows.max(1))) as usize
-}
-
-/// Returns the checksum of a list.
-pub(crate) fn checksum_of(list: &[u8]) -> u32 {
-    checksum(CrcAlgorithm::Crc32Iscsi, list) as u32
 }
 
 #[cfg(test)]

@@ -11,11 +11,13 @@
 mod background;
 mod blocks;
 mod cache;
+mod checksum_list;
 mod description;
 mod error;
 mod fetch;
 mod gather;
 mod gpu_gather;
+mod header_checksum;
 mod host_gather;
 mod hot_rows;
 pub mod ids;
@@ -31,17 +33,22 @@ mod store;
 mod sync;
 mod table;
 mod verify;
+mod whole_range;
 
 pub use background::{BackgroundStore, PendingGather};
-pub use blocks::BlockLayout;
+pub use blocks::{BlockLayout, ChecksumPlace};
 pub use cache::{Hold, S3Fifo, hash_row};
-pub use description::PackedDescription;
+pub use checksum_list::ChecksumList;
+pub use description::{
+    CHECKSUM_TENSOR, HOT_TENSOR, PACKED_KEY, PACKED_TENSOR, PACKED_VERSION, PackedDescription, PackedTensors,
+    TensorPlace,
+};
 pub use error::{Error, Result};
 pub use hot_rows::{HotRowList, HotRows};
-pub use pack::{HOT_TENSOR, PACKED_KEY, PACKED_TENSOR, PACKED_VERSION, PackSource, pack};
+pub use pack::{PackSource, pack};
 pub use room::check_room;
 pub use row_writer::{Conversion, Element};
 pub use scales::{RowScales, ScaleType};
 pub use stats::RowStats;
 pub use store::RowStore;
-pub use table::{RowRange, Table};
+pub use table::{PackedTable, RowRange, Table};

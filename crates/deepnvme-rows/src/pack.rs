@@ -1,7 +1,8 @@
 //! Packs a table: rows in blocks with checksums, each with its scales behind it, and then copies of hot rows.
 //!
 //! The file is a safetensors file with one tensor of bytes, `rows`, whose metadata describes the table. So other programs
-//! can copy, list and check it. The tensor begins at a multiple of the block size.
+//! can copy, list and check it. The tensor begins at a multiple of the block size. Behind it are the lists that an open
+//! table keeps in memory: the numbers of hot rows, and checksums that are not in their blocks.
 
 use std::sync::Arc;
 
@@ -10,21 +11,17 @@ use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, Transfer};
 use serde_json::json;
 
-use crate::blocks::BlockLayout;
-use crate::description::PackedDescription;
+use crate::blocks::{BlockLayout, ChecksumPlace};
+use crate::checksum_list::{checksum_of, list_bytes};
+use crate::description::{
+    CHECKSUM_TENSOR, HOT_TENSOR, PACKED_KEY, PACKED_TENSOR, PACKED_VERSION, PackedDescription, PackedTensors,
+};
 use crate::error::{Error, Result};
-use crate::hot_rows::{HotRows, NUMBER_BYTES, checksum_of};
+use crate::header_checksum;
+use crate::hot_rows::HotRows;
 use crate::store::RowStore;
 use crate::table::Table;
 
-/// The name of the tensor.
-pub const PACKED_TENSOR: &str = "rows";
-/// The key of the description in the metadata.
-pub const PACKED_KEY: &str = "deepnvme.rows";
-/// The version of the format.
-pub const PACKED_VERSION: u32 = 1;
-/// The name of the tensor with the numbers of hot rows.
-pub const HOT_TENSOR: &str = "hot_rows";
 /// Bytes of rows that are read at a time.
 const PIECE_BYTES: usize = 4 << 20;
 /// Memory for reading hot rows, unless their size needs more.
@@ -39,17 +36,10 @@ pub struct PackSource<'a> {
     pub rows: &'a Table,
     /// The scales of each row, as bytes.
     pub scales: Option<&'a Table>,
-    /// The rows to copy together, most used first.
+    /// The rows to copy together, in the order of the copies.
     pub hot: &'a [u32],
     /// The description of a row, in JSON: its shape and its types.
     pub description: &'a str,
-}
-
-impl PackSource<'_> {
-    /// Bytes of the list of hot rows. `None` without such rows.
-    fn hot_bytes(&self) -> Option<u64> {
-        (!self.hot.is_empty()).then_some((self.hot.len() * NUMBER_BYTES) as u64)
-    }
 }
 
 /// Writes a packed table. The file gets its name when it is complete and on the disk.
@@ -81,6 +71,7 @@ pub fn pack(
     let mut row_source = RecordSource::new(engine, files, rows, hot)?;
     let mut scale_source = scales.map(|scales| RecordSource::new(engine, files, scales, hot)).transpose()?;
     let mut block = vec![0; layout.block_bytes];
+    let mut checksums = Vec::new();
     let places = rows.rows() + hot.len() as u64;
     for number in 0..layout.blocks(places) {
         let first = number * layout.rows_per_block as u64;
@@ -93,13 +84,16 @@ pub fn pack(
                 source.next(scale)?;
             }
         }
-        layout.seal(number, &mut block);
+        checksums.extend(layout.seal(number, &mut block));
         writer.write(&block)?;
         if !progress((first + count as u64).min(rows.rows())) {
             return Err(Error::Interrupted);
         }
     }
     writer.write(&hot_list(hot))?;
+    if layout.checksums == ChecksumPlace::List {
+        writer.write(&list_bytes(&checksums))?;
+    }
     for file in files {
         if let Some(change) = file.change()? {
             return Err(Error::Changed { path: change.path, what: change.what });
@@ -111,38 +105,57 @@ pub fn pack(
 
 /// The header of the file, up to the first block.
 fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
-    let invalid = |error: serde_json::Error| Error::Invalid(format!("the description of rows is no JSON: {error}"));
-    let row: serde_json::Value = serde_json::from_str(source.description).map_err(invalid)?;
+    let invalid = |why: String| Error::Invalid(format!("rows of this kind cannot be packed: {why}"));
+    let row: serde_json::Value =
+        serde_json::from_str(source.description).map_err(|error| invalid(error.to_string()))?;
     let rows = source.rows.rows();
     let hot = hot_list(source.hot);
-    let blocks = layout.blocks(rows + source.hot.len() as u64);
+    let places = rows + source.hot.len() as u64;
+    let blocks = layout.blocks(places);
     let mut description = json!({
         "version": PACKED_VERSION,
         "rows": rows,
         "row_bytes": layout.row_bytes,
         "rows_per_block": layout.rows_per_block,
         "block_bytes": layout.block_bytes,
+        "checksums": if layout.checksums == ChecksumPlace::List { "list" } else { "block" },
+        "header_crc32c": header_checksum::PLACEHOLDER,
         "row": row,
     });
-    let end = blocks * layout.block_bytes as u64;
-    let mut text = json!({
-        PACKED_TENSOR: { "dtype": "U8", "shape": [blocks, layout.block_bytes], "data_offsets": [0, end] },
-    });
+    let mut text = json!({});
+    let mut end = 0;
+    let mut place = |name: &str, dtype: &str, shape: &[u64], bytes: u64| {
+        text[name] = json!({ "dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes] });
+        end += bytes;
+        (end - bytes, bytes)
+    };
+    let block_bytes = layout.block_bytes as u64;
+    let mut tensors = PackedTensors {
+        rows: place(PACKED_TENSOR, "U8", &[blocks, block_bytes], blocks * block_bytes),
+        ..PackedTensors::default()
+    };
     if !hot.is_empty() {
         description["hot"] = json!({ "rows": source.hot.len(), "crc32c": checksum_of(&hot) });
-        let offsets = [end, end + hot.len() as u64];
-        text[HOT_TENSOR] = json!({ "dtype": "U32", "shape": [source.hot.len()], "data_offsets": offsets });
+        tensors.hot = Some(place(HOT_TENSOR, "U32", &[source.hot.len() as u64], hot.len() as u64));
+    }
+    if layout.checksums == ChecksumPlace::List {
+        tensors.checksums = Some(place(CHECKSUM_TENSOR, "U32", &[blocks + 1], layout.list_bytes(places)));
     }
     let description = description.to_string();
     // Before a file is written that could then not be opened.
-    PackedDescription::parse(&description, end, source.hot_bytes()).map_err(|error| match error {
-        Error::Damaged(why) => Error::Invalid(format!("rows of this kind cannot be packed: {why}")),
+    PackedDescription::parse(&description, tensors).map_err(|error| match error {
+        Error::Damaged(why) => invalid(why),
         other => other,
     })?;
     text["__metadata__"] = json!({ PACKED_KEY: description });
-    let mut header = text.to_string().into_bytes();
-    header.resize((header.len() + 8).next_multiple_of(layout.block_bytes) - 8, b' ');
-    Ok([&(header.len() as u64).to_le_bytes()[..], &header].concat())
+    let text = text.to_string().into_bytes();
+    let padded = (text.len() + 8).next_multiple_of(layout.block_bytes) - 8;
+    let mut header = [&(padded as u64).to_le_bytes()[..], &text].concat();
+    header.resize(padded + 8, b' ');
+    if header_checksum::set(&mut header) {
+        return Ok(header);
+    }
+    Err(invalid("its description contains the key of its own checksum".into()))
 }
 
 /// Returns the list of hot rows, as it is in the file.

@@ -77,7 +77,7 @@ impl RowStore {
         let alignment = table.alignment();
         let bytes_min = ReadPlan::bytes_min(row_bytes, alignment);
         let scale_bytes = scales.as_ref().map_or(0, RowScales::memory_bytes);
-        let resident_bytes = scale_bytes + table.hot().map_or(0, HotRows::memory_bytes);
+        let resident_bytes = scale_bytes + table.memory_bytes();
         if let Some(scales) = &scales {
             scales.check(&table)?;
         }
@@ -107,11 +107,14 @@ impl RowStore {
         })
     }
 
-    /// Returns the least memory of a packed table with this layout and this many hot rows, in bytes.
+    /// Returns the least memory of a packed table with this layout, this many rows, and copies of this many hot rows,
+    /// in bytes.
     #[must_use]
-    pub fn packed_bytes_min(layout: &BlockLayout, hot_rows: u64) -> u64 {
+    pub fn packed_bytes_min(layout: &BlockLayout, rows: u64, hot_rows: u64) -> u64 {
         let hot_bytes = if hot_rows == 0 { 0 } else { HotRows::bytes_of(hot_rows) };
-        ReadPlan::bytes_min(layout.row_bytes, layout.block_bytes as u64).saturating_add(hot_bytes)
+        let list_bytes = layout.list_bytes(rows.saturating_add(hot_rows));
+        let buffer_bytes = ReadPlan::bytes_min(layout.row_bytes, layout.block_bytes as u64);
+        buffer_bytes.saturating_add(hot_bytes).saturating_add(list_bytes)
     }
 
     /// Returns the table.
@@ -125,7 +128,7 @@ impl RowStore {
     pub fn memory_bytes(&self) -> u64 {
         let buffers = (self.buffers * self.staging.buffer_bytes()) as u64;
         let resident = self.scales.as_ref().map_or(0, RowScales::memory_bytes);
-        self.cache.plan().bytes() + buffers + resident + self.table.hot().map_or(0, HotRows::memory_bytes)
+        self.cache.plan().bytes() + buffers + resident + self.table.memory_bytes()
     }
 
     /// Returns how many rows fit into the cache.
@@ -361,6 +364,7 @@ impl RowStore {
                 let rows = Arc::new(claimed);
                 let checks = self.table.blocks().map(|blocks| BlockChecks {
                     blocks: *blocks,
+                    checksums: self.table.checksums().cloned(),
                     start: self.table.ranges()[0].offset,
                     rows: self.table.rows(),
                     runs: plan.runs().to_vec(),

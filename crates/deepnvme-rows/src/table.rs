@@ -2,8 +2,9 @@
 
 use deepnvme_io::mem::PAGE_BYTES;
 
-use crate::blocks::BlockLayout;
+use crate::blocks::{BlockLayout, ChecksumPlace};
 use crate::cache::ROWS_MAX;
+use crate::checksum_list::ChecksumList;
 use crate::error::{Error, Result};
 use crate::hot_rows::HotRows;
 
@@ -29,6 +30,21 @@ pub struct Table {
     blocks: Option<BlockLayout>,
     /// For a packed table with copies of hot rows: these, which lie behind all rows.
     hot: Option<HotRows>,
+    /// For a packed table whose blocks do not contain their checksums.
+    checksums: Option<ChecksumList>,
+}
+
+/// The parts of a packed table.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PackedTable {
+    /// The rows, without copies. The offset is that of the first block.
+    pub range: RowRange,
+    /// The division into blocks.
+    pub layout: BlockLayout,
+    /// The hot rows, if there are copies of some.
+    pub hot: Option<HotRows>,
+    /// The checksums of all blocks, if they are in a list.
+    pub checksums: Option<ChecksumList>,
 }
 
 impl Table {
@@ -50,34 +66,30 @@ impl Table {
             }
             firsts.push(rows);
         }
-        Ok(Self { ranges, firsts, row_bytes, blocks: None, hot: None })
+        Ok(Self { ranges, firsts, row_bytes, blocks: None, hot: None, checksums: None })
     }
 
-    /// Creates a packed table: rows in blocks, of which the first begins at the offset of `range`, a multiple of their
-    /// size.
+    /// Creates a packed table. Copies of hot rows lie behind its last row, in the same blocks.
     ///
     /// # Errors
-    /// `Invalid` if the blocks cannot be those of a table, or as [`new`](Self::new).
-    pub fn packed(range: RowRange, blocks: BlockLayout) -> Result<Self> {
-        let bytes = || blocks.blocks(range.rows).checked_mul(blocks.block_bytes as u64)?.checked_add(range.offset);
-        let fits = blocks.is_valid() && range.offset.is_multiple_of(blocks.block_bytes as u64);
-        if !fits || bytes().is_none_or(|end| end > i64::MAX as u64) {
-            let detail = format!("{blocks:?} cannot be the blocks of a table at {}", range.offset);
+    /// `Invalid` if the blocks cannot be those of a table, do not begin at a multiple of their size, or the list of
+    /// checksums is missing or has another length. As [`new`](Self::new).
+    pub fn packed(packed: PackedTable) -> Result<Self> {
+        let PackedTable { range, layout, hot, checksums } = packed;
+        let copies = hot.as_ref().map_or(0, HotRows::len);
+        let range = RowRange { rows: range.rows.saturating_add(copies), ..range };
+        let blocks = layout.is_valid().then(|| layout.blocks(range.rows));
+        let end = blocks
+            .and_then(|blocks| blocks.checked_mul(layout.block_bytes as u64))
+            .and_then(|bytes| bytes.checked_add(range.offset))
+            .filter(|end| *end <= i64::MAX as u64);
+        let listed = (layout.checksums == ChecksumPlace::List).then_some(blocks).flatten();
+        let has_checksums = listed == checksums.as_ref().map(ChecksumList::blocks);
+        if end.is_none() || !range.offset.is_multiple_of(layout.block_bytes as u64) || !has_checksums {
+            let detail = format!("{layout:?} cannot be the blocks of a table at {}", range.offset);
             return Err(Error::Invalid(detail));
         }
-        Ok(Self { blocks: Some(blocks), ..Self::new(vec![range], blocks.row_bytes)? })
-    }
-
-    /// Adds copies of hot rows to a packed table. They lie behind its last row, in the same blocks.
-    ///
-    /// # Errors
-    /// `Invalid` if the table is not packed, or as [`packed`](Self::packed).
-    pub fn with_hot_rows(self, hot: HotRows) -> Result<Self> {
-        let (Some(blocks), [range]) = (self.blocks, &self.ranges[..]) else {
-            return Err(Error::Invalid("hot rows of a table that is not packed".into()));
-        };
-        let range = RowRange { rows: range.rows.saturating_add(hot.len()), ..*range };
-        Ok(Self { hot: Some(hot), ..Self::packed(range, blocks)? })
+        Ok(Self { blocks: Some(layout), hot, checksums, ..Self::new(vec![range], layout.row_bytes)? })
     }
 
     /// Returns the number of rows.
@@ -94,6 +106,17 @@ impl Table {
     /// Returns the copies of hot rows.
     pub(crate) fn hot(&self) -> Option<&HotRows> {
         self.hot.as_ref()
+    }
+
+    /// Returns the list of checksums.
+    pub(crate) fn checksums(&self) -> Option<&ChecksumList> {
+        self.checksums.as_ref()
+    }
+
+    /// Returns the memory that the hot rows and the checksums take, in bytes.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        self.hot.as_ref().map_or(0, HotRows::memory_bytes)
+            + self.checksums.as_ref().map_or(0, ChecksumList::memory_bytes)
     }
 
     /// Returns the bytes of a row.

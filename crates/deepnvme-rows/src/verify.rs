@@ -110,8 +110,8 @@ impl RowStore {
             return Err(IoError::new(ErrorKind::Io, "read", detail).into());
         };
         let run = Run { file: first.file, range, start: 0 };
-        let rows = self.table.rows();
-        BlockChecks { blocks: *blocks, start: first.offset, rows, runs: vec![run] }
+        let (rows, checksums) = (self.table.rows(), self.table.checksums().cloned());
+        BlockChecks { blocks: *blocks, checksums, start: first.offset, rows, runs: vec![run] }
             .check(buffer.as_slice(), &self.files)
     }
 }

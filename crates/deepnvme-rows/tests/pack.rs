@@ -12,8 +12,8 @@ use deepnvme_codec::{Float, Float8};
 use deepnvme_file::{Target, VersionedFile};
 use deepnvme_io::Engine;
 use deepnvme_rows::{
-    BlockLayout, Conversion, Element, Error, HotRowList, HotRows, PackSource, RowRange, RowScales, RowStore, ScaleType,
-    Table, pack,
+    BlockLayout, ChecksumPlace, Conversion, Element, Error, PackSource, PackedDescription, PackedTable, PackedTensors,
+    RowRange, RowScales, RowStore, ScaleType, Table, pack,
 };
 use deepnvme_testkit::faults::FaultPlan;
 use serde_json::{Value, json};
@@ -82,12 +82,23 @@ impl World {
         (layout, fs::read(self.target()).unwrap(), data_offset(&self.target()) as usize)
     }
 
-    fn open(&self, layout: BlockLayout, scales: Option<RowScales>) -> RowStore {
-        let offset = data_offset(&self.target());
-        let range = RowRange { file: 0, offset, rows: self.rows.rows() };
-        let table = Table::packed(range, layout).unwrap();
+    /// Opens the packed table, as its header describes it.
+    fn open(&self, scales: Option<RowScales>) -> RowStore {
+        self.try_open(scales).unwrap()
+    }
+
+    fn try_open(&self, scales: Option<RowScales>) -> Result<RowStore, Error> {
+        let (header, description) = header_of(&self.target());
+        let start = data_offset(&self.target());
+        let place_of = |name: &str| {
+            let number = |index: usize| header[name]["data_offsets"][index].as_u64();
+            Some((start + number(0)?, number(1)? - number(0)?))
+        };
+        let tensors = PackedTensors::find(place_of).unwrap();
         let file = VersionedFile::open(self.target()).unwrap();
-        RowStore::new(Arc::clone(&self.engine), vec![file], table, scales, 16 << 20).unwrap()
+        let table = PackedDescription::parse(&description.to_string(), tensors)?.open(&file, &self.engine)?;
+        assert_eq!(table.rows(), self.rows.rows());
+        RowStore::new(Arc::clone(&self.engine), vec![file], table, scales, 16 << 20)
     }
 }
 
@@ -111,11 +122,12 @@ fn header_of(path: &Path) -> (Value, Value) {
 
 #[test]
 fn packed_rows_are_those_of_the_source() {
-    for row_bytes in [1, 160, 1400, 4092, 4093, 17_920, 5 << 20] {
+    for row_bytes in [1, 160, 1400, 2048, 3000, 4092, 4093, 4096, 8192, 17_920, 5 << 20] {
         let counts: &[u64] = if row_bytes > 1 << 20 { &[1, 2] } else { &[700, 0, 1, 299] };
         let world = world(row_bytes, counts);
         let layout = world.pack(false).unwrap();
-        let store = world.open(layout, None);
+        let store = world.open(None);
+        assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), layout.blocks(world.rows.rows()));
         let all: Vec<u64> = (0..world.rows.rows()).rev().collect();
         for rows in all.chunks(300) {
             assert!(gather(&store, rows).unwrap() == rows_of(&world.bytes, row_bytes, rows), "{row_bytes}");
@@ -128,7 +140,7 @@ fn scales_lie_behind_their_rows() {
     let world = world(64, &[500]);
     let layout = world.pack(true).unwrap();
     assert_eq!(layout.row_bytes, 64 + SCALES);
-    let store = world.open(layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
+    let store = world.open(Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
     let conversion = Conversion { from: Element::Int8, to: Float::F32, scale: None };
     let rows = [499, 0, 250, 250];
     let made = gather_as(&store, &rows, Some(conversion), rows.len() * 256).unwrap();
@@ -154,9 +166,16 @@ fn the_file_is_safetensors() {
     assert_eq!(header["rows"]["data_offsets"], json!([0, file.len() - start]));
     let expected = json!({
         "version": 1, "rows": 1000, "row_bytes": 160, "rows_per_block": 25, "block_bytes": 4096,
+        "checksums": "block", "header_crc32c": found["header_crc32c"],
         "row": { "shape": [160], "dtype": "int8", "scales": null },
     });
     assert_eq!(found, expected);
+    let listed = self::world(4096, &[7]);
+    let (_, file, start) = listed.packed_file();
+    let (header, found) = header_of(&listed.target());
+    assert_eq!((&header["checksums"]["shape"], &found["checksums"]), (&json!([8]), &json!("list")));
+    assert_eq!(header["checksums"]["data_offsets"], json!([7 * 4096, 7 * 4096 + 32]));
+    assert_eq!(file.len(), start + 7 * 4096 + 32);
 }
 
 #[test]
@@ -168,7 +187,7 @@ fn every_flipped_byte_of_a_block_is_noticed() {
         let mut damaged = sound.clone();
         damaged[at] ^= 1 << random.u8(0..8);
         fs::write(world.target(), damaged).unwrap();
-        let store = world.open(layout, None);
+        let store = world.open(None);
         let block = (at - start) / layout.block_bytes;
         for number in 0..3 {
             let row = (number * 25) as u64;
@@ -184,11 +203,64 @@ fn every_flipped_byte_of_a_block_is_noticed() {
     }
 }
 
+/// Header, blocks, hot rows and checksums: no byte of the file can change unnoticed.
+#[test]
+fn every_flipped_byte_of_the_file_is_noticed() {
+    for row_bytes in [160, 4096] {
+        let world = world(row_bytes, &[9]);
+        let layout = world.pack_hot(false, &[3, 8, 1]).unwrap();
+        let sound = fs::read(world.target()).unwrap();
+        let sampled = (0..sound.len()).filter(|at| *at < 700 || at % 97 == 0 || sound.len() - at < 80);
+        let mut random = fastrand::Rng::with_seed(row_bytes as u64);
+        for at in sampled {
+            let mut damaged = sound.clone();
+            damaged[at] ^= 1 << random.u8(0..8);
+            fs::write(world.target(), &damaged).unwrap();
+            // A header that is no JSON any more, or another length of it, is noticed before this crate is asked.
+            let found = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                world.try_open(None).and_then(|store| store.verify(&|_| {}, &|| false))
+            }));
+            assert!(!matches!(found, Ok(Ok(_))), "byte {at} of {layout:?}");
+        }
+        fs::write(world.target(), &sound).unwrap();
+        assert_eq!(world.open(None).verify(&|_| {}, &|| false).unwrap(), layout.blocks(12));
+    }
+}
+
+#[test]
+fn a_gather_reads_no_more_pages_than_its_rows_need() {
+    for (row_bytes, pages) in [(1024, 1), (2048, 1), (3000, 1), (4096, 1), (8192, 2), (17_920, 5)] {
+        let world = world(row_bytes, &[100]);
+        world.pack(false).unwrap();
+        let store = world.open(None);
+        gather(&store, &[57]).unwrap();
+        assert_eq!(store.stats().bytes_read, pages * 4096, "{row_bytes}");
+    }
+}
+
+#[test]
+fn checksums_in_memory_count() {
+    let world = world(4096, &[3000]);
+    let layout = world.pack(false).unwrap();
+    let least = RowStore::packed_bytes_min(&layout, 3000, 0);
+    assert_eq!(least, RowStore::packed_bytes_min(&layout, 0, 0) + 3000 * 4);
+    let table = world.open(None).table().clone();
+    let open = |memory| {
+        let files = vec![VersionedFile::open(world.target()).unwrap()];
+        RowStore::new(Arc::clone(&world.engine), files, table.clone(), None, memory)
+    };
+    let refused = open(least - 1).unwrap_err();
+    assert!(matches!(refused, Error::Memory { bytes_min, .. } if bytes_min == least), "{refused}");
+    let store = open(least).unwrap();
+    assert!(store.memory_bytes() <= least);
+    assert!(gather(&store, &[2999]).unwrap() == rows_of(&world.bytes, 4096, &[2999]));
+}
+
 #[test]
 fn a_whole_table_is_verified() {
     let world = world(160, &[30_000]);
-    let layout = world.pack(false).unwrap();
-    let store = world.open(layout, None);
+    world.pack(false).unwrap();
+    let store = world.open(None);
     assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), 1200);
     assert!(matches!(store.verify(&|_| {}, &|| true), Err(Error::Interrupted)));
     assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), 1200, "all buffers came back");
@@ -197,7 +269,7 @@ fn a_whole_table_is_verified() {
     bytes[place] ^= 4;
     fs::write(world.target(), bytes).unwrap();
     assert!(matches!(store.verify(&|_| {}, &|| false), Err(Error::Changed { .. })));
-    let damaged = world.open(layout, None).verify(&|_| {}, &|| false);
+    let damaged = world.open(None).verify(&|_| {}, &|| false);
     assert!(matches!(damaged, Err(Error::Checksum { ref rows, .. }) if rows.start == 1197 * 25), "{damaged:?}");
     let files = vec![VersionedFile::open(world.folder.path().join("source")).unwrap()];
     let in_place = RowStore::new(Arc::clone(&world.engine), files, world.rows.clone(), None, 1 << 20).unwrap();
@@ -207,11 +279,11 @@ fn a_whole_table_is_verified() {
 #[test]
 fn swapped_blocks_are_noticed() {
     let world = world(160, &[60]);
-    let (layout, mut bytes, start) = world.packed_file();
+    let (_, mut bytes, start) = world.packed_file();
     let (first, second) = bytes[start..].split_at_mut(4096);
     first.swap_with_slice(&mut second[..4096]);
     fs::write(world.target(), bytes).unwrap();
-    let store = world.open(layout, None);
+    let store = world.open(None);
     assert!(matches!(gather(&store, &[0]), Err(Error::Checksum { .. })));
 }
 
@@ -273,29 +345,13 @@ fn a_source_that_changes_meanwhile_is_refused() {
     assert!(!world.target().exists());
 }
 
-/// Returns the packed table with its hot rows, as its header describes them.
-fn open_hot(world: &World, layout: BlockLayout, scales: Option<RowScales>) -> Result<RowStore, Error> {
-    let start = data_offset(&world.target());
-    let (header, description) = header_of(&world.target());
-    let list = HotRowList {
-        offset: start + header["hot_rows"]["data_offsets"][0].as_u64().unwrap(),
-        count: description["hot"]["rows"].as_u64().unwrap(),
-        checksum: description["hot"]["crc32c"].as_u64().unwrap() as u32,
-    };
-    let file = VersionedFile::open(world.target()).unwrap();
-    let hot = HotRows::read(&world.engine, &file, list, world.rows.rows())?;
-    let range = RowRange { file: 0, offset: start, rows: world.rows.rows() };
-    let table = Table::packed(range, layout)?.with_hot_rows(hot)?;
-    RowStore::new(Arc::clone(&world.engine), vec![file], table, scales, 16 << 20)
-}
-
 #[test]
 fn copies_of_hot_rows_are_read_together() {
-    for row_bytes in [1, 160, 1400, 5000] {
+    for row_bytes in [1, 160, 1400, 4096, 5000] {
         let world = world(row_bytes, &[700, 0, 1, 299]);
         let hot: Vec<u32> = (0..60).map(|index| index * 617 % 1000).collect();
         let layout = world.pack_hot(false, &hot).unwrap();
-        let store = open_hot(&world, layout, None).unwrap();
+        let store = world.open(None);
         assert_eq!(store.table().rows(), 1000);
         let wanted: Vec<u64> = hot.iter().map(|row| u64::from(*row)).collect();
         let all: Vec<u64> = wanted.iter().copied().chain((0..1000).rev()).collect();
@@ -317,26 +373,26 @@ fn copies_of_hot_rows_are_read_together() {
 #[test]
 fn copies_of_hot_rows_have_their_scales() {
     let world = world(64, &[500]);
-    let layout = world.pack_hot(true, &[499, 7]).unwrap();
-    let store = open_hot(&world, layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64))).unwrap();
+    world.pack_hot(true, &[499, 7]).unwrap();
+    let store = world.open(Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
     let conversion = Conversion { from: Element::Int8, to: Float::F32, scale: None };
     let rows = [7, 499, 8];
     let made = gather_as(&store, &rows, Some(conversion), rows.len() * 256).unwrap();
     assert!(world.pack(true).is_ok());
-    let plain = world.open(layout, Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
+    let plain = world.open(Some(RowScales::behind_rows(ScaleType::E8m0fnu, SCALES, 64)));
     assert!(made == gather_as(&plain, &rows, Some(conversion), rows.len() * 256).unwrap());
 }
 
 #[test]
 fn a_damaged_list_of_hot_rows_is_noticed() {
     let world = world(160, &[500]);
-    let layout = world.pack_hot(false, &[3, 499, 20]).unwrap();
+    world.pack_hot(false, &[3, 499, 20]).unwrap();
     let sound = fs::read(world.target()).unwrap();
     for at in sound.len() - 12..sound.len() {
         let mut damaged = sound.clone();
         damaged[at] ^= 1;
         fs::write(world.target(), damaged).unwrap();
-        let error = open_hot(&world, layout, None).unwrap_err().to_string();
+        let error = world.try_open(None).unwrap_err().to_string();
         assert!(error.contains("list of hot rows is damaged"), "{error}");
     }
     for bad in [&[500][..], &[1, 1]] {
@@ -347,15 +403,17 @@ fn a_damaged_list_of_hot_rows_is_noticed() {
     let copy = damaged.len() - 12 - 4096 + 30;
     damaged[copy] ^= 1;
     fs::write(world.target(), damaged).unwrap();
-    let found = open_hot(&world, layout, None).unwrap().verify(&|_| {}, &|| false);
+    let found = world.open(None).verify(&|_| {}, &|| false);
     assert!(matches!(found, Err(Error::Checksum { .. })), "{found:?}");
 }
 
 #[test]
 fn impossible_blocks_are_refused() {
-    let good = BlockLayout { row_bytes: 160, rows_per_block: 25, block_bytes: 4096 };
+    let checksums = ChecksumPlace::Block;
+    let good = BlockLayout { row_bytes: 160, rows_per_block: 25, block_bytes: 4096, checksums };
     let range = RowRange { file: 0, offset: 4096, rows: 100 };
-    assert!(Table::packed(range, good).is_ok());
+    let packed = |range, layout| Table::packed(PackedTable { range, layout, hot: None, checksums: None });
+    assert!(packed(range, good).is_ok());
     for bad in [
         BlockLayout { row_bytes: 0, ..good },
         BlockLayout { rows_per_block: 0, ..good },
@@ -363,9 +421,10 @@ fn impossible_blocks_are_refused() {
         BlockLayout { block_bytes: 4000, ..good },
         BlockLayout { block_bytes: 0, ..good },
         BlockLayout { rows_per_block: usize::MAX, row_bytes: 2, ..good },
+        BlockLayout { checksums: ChecksumPlace::List, ..good },
     ] {
-        assert!(Table::packed(range, bad).is_err(), "{bad:?}");
+        assert!(packed(range, bad).is_err(), "{bad:?}");
     }
-    assert!(Table::packed(RowRange { offset: 100, ..range }, good).is_err());
-    assert!(Table::packed(RowRange { rows: u64::MAX, ..range }, good).is_err());
+    assert!(packed(RowRange { offset: 100, ..range }, good).is_err());
+    assert!(packed(RowRange { rows: u64::MAX, ..range }, good).is_err());
 }

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from deepnvme._checkpoint.load import load
-from deepnvme._deepnvme import __version__
+from deepnvme._deepnvme import __version__, _packed_block_bytes
 from deepnvme._rows import bench
 from deepnvme._rows.gather import check_ids
 from deepnvme._rows.locate import Located, list_tables
@@ -68,6 +68,8 @@ def _describe(table: NamedTable) -> dict[str, Any]:
         "scales": None,
         "packed": None,
         "rows_across_pages": None,
+        "read_bytes": None,
+        "packed_read_bytes": None,
         "memory_bytes_min": least,
         "rows_in_1gb": _cached_rows(table, least),
     }
@@ -75,19 +77,23 @@ def _describe(table: NamedTable) -> dict[str, Any]:
         scales = table.located_scales()
         if scales is not None:
             answer["scales"] = {"count": math.prod(scales.row_shape), "dtype": dtype_name(scales.dtype)}
-        answer["rows_across_pages"] = rows_across_pages(rows)
+        across = rows_across_pages(rows)
+        pages = -(-rows.row_bytes // _PAGE_BYTES) + (across / rows.rows if rows.rows else 0)
+        packed_bytes = rows.row_bytes if scales is None else rows.row_bytes + scales.row_bytes
+        answer["rows_across_pages"] = across
+        answer["read_bytes"] = pages * _PAGE_BYTES
+        answer["packed_read_bytes"] = _packed_block_bytes(packed_bytes)
         return answer
     if packed.scales is not None:
         dtype, count = packed.scales
         answer["scales"] = {"count": count, "dtype": dtype_name(dtype)}
-    rows_per_block, block_bytes, hot = packed.blocks
-    hot_rows = 0 if hot is None else hot[1]
-    stored = -(-(rows.rows + hot_rows) // rows_per_block) * block_bytes
+    stored = -(-(rows.rows + packed.hot_rows) // packed.rows_per_block) * packed.block_bytes
     answer["packed"] = {
         "row_bytes": packed.row_bytes,
-        "rows_per_block": rows_per_block,
-        "block_bytes": block_bytes,
-        "hot_rows": hot_rows,
+        "rows_per_block": packed.rows_per_block,
+        "block_bytes": packed.block_bytes,
+        "checksums": "list" if packed.has_checksum_list else "block",
+        "hot_rows": packed.hot_rows,
         "bytes": stored,
         "overhead": 1 - rows.rows * packed.row_bytes / stored if stored else 0.0,
     }
@@ -167,6 +173,12 @@ def _print_table(table: NamedTable, answer: dict[str, Any]) -> None:
     say(labelled("memory", f"{answer['memory_bytes_min']:,} bytes at least{held}"))
     say(labelled("measure", f"deepnvme rows bench {table.arguments}"))
     if packed is None:
+        now, then = (f"{round(answer[key]):,}" for key in ("read_bytes", "packed_read_bytes"))
+        say(
+            labelled(
+                "reads", f"{now} bytes for a row in place, on average; {then} packed, with its scales and a checksum"
+            )
+        )
         say(labelled("pack", f"deepnvme rows pack {table.arguments} rows.safetensors"))
 
 

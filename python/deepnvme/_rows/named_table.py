@@ -170,8 +170,8 @@ def find_region(table: NamedTable) -> Region | str:
     path = table.files()[0]
     if packed is not None:
         _, offset, number = rows.ranges[0]
-        rows_per_block, block_bytes, _ = packed.blocks
-        return Region(path, offset, -(-number // rows_per_block) * block_bytes, block_bytes, None)
+        nbytes = -(-number // packed.rows_per_block) * packed.block_bytes
+        return Region(path, offset, nbytes, packed.block_bytes, None)
     start = min(offset for _, offset, _ in rows.ranges)
     end = max(offset + number * rows.row_bytes for _, offset, number in rows.ranges)
     page = start // _PAGE_BYTES * _PAGE_BYTES

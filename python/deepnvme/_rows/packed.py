@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -18,11 +18,14 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.source_files import SourceFile
     from deepnvme._deepnvme import Engine
 
-_TENSOR, _HOT_TENSOR, _KEY = "rows", "hot_rows", "deepnvme.rows"
+_TENSOR, _HOT_TENSOR, _CHECKSUMS, _KEY = "rows", "hot_rows", "checksums", "deepnvme.rows"
 # Copies make a file larger by this fraction of its rows at most.
 _FRACTION_MAX = 8
 # Numbers of hot rows have 32 bits in the file.
 _ROWS_MAX = 1 << 32
+
+
+_Place: TypeAlias = tuple[int, int]
 
 
 class Packed(NamedTuple):
@@ -31,10 +34,15 @@ class Packed(NamedTuple):
     rows: Located
     row_bytes: int
     """Bytes of a row, with its scales."""
-    blocks: tuple[int, int, tuple[int, int, int] | None]
-    """Rows and bytes of a block; and the list of hot rows, if there are some: offset, count and CRC-32C."""
+    rows_per_block: int
+    block_bytes: int
+    has_checksum_list: bool
+    """Whether the checksums of blocks are in memory, not in the blocks."""
+    hot_rows: int
     scales: tuple[torch.dtype, int] | None
     """The dtype and the number of the scales of a row."""
+    source: tuple[str, tuple[_Place, _Place | None, _Place | None]]
+    """Its description, and the offset and the bytes of each of its tensors, as the extension takes them."""
 
 
 def describe(rows: Located, scales: Located | None) -> str:
@@ -71,14 +79,15 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
     if _TENSOR not in stored:
         msg = f"{request.name}: the packed table has no tensor {_TENSOR!r}; pack the table again"
         raise CorruptFileError(msg)
-    place, hot_place = stored[_TENSOR], stored.get(_HOT_TENSOR)
-    hot_bytes = None if hot_place is None else hot_place.nbytes
-    rows, row_shape, dtype, scales, blocks, hot = _parse_packed_rows(request.name, text, place.nbytes, hot_bytes)
-    row_bytes, rows_per_block, block_bytes = blocks
-    copies = None if hot is None or hot_place is None else (hot_place.offset, *hot)
-    located = Located([reader], [(0, place.offset, rows)], tuple(row_shape), _dtype(request, dtype))
+    place = (stored[_TENSOR].offset, stored[_TENSOR].nbytes)
+    hot, checksums = (
+        (stored[name].offset, stored[name].nbytes) if name in stored else None for name in (_HOT_TENSOR, _CHECKSUMS)
+    )
+    tensors = (place, hot, checksums)
+    rows, row_shape, dtype, scales, blocks, hot_rows = _parse_packed_rows(request.name, text, tensors)
+    located = Located([reader], [(0, place[0], rows)], tuple(row_shape), _dtype(request, dtype))
     kinds = None if scales is None else (_dtype(request, scales[1]), scales[0])
-    return Packed(located, row_bytes, (rows_per_block, block_bytes, copies), kinds)
+    return Packed(located, *blocks, hot_rows, kinds, (text, tensors))
 
 
 def _dtype(request: LoadRequest, name: str) -> torch.dtype:

@@ -102,15 +102,14 @@ class RowStore:
             if packed.scales is not None:
                 kind, count = packed.scales
                 behind_rows = (count, described.row_bytes), SCALES[kind]
-            rows = described.ranges, packed.row_bytes
-            self._store = _RowStore(described.files, rows, packed.blocks, behind_rows, nbytes, engine)
+            self._store = _RowStore(described.files, packed.source, behind_rows, nbytes, engine)
             self._has_scales = packed.scales is not None
         else:
             described, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
             files = [*described.files, *(scale_table.files if scale_table else ())]
             behind = len(described.files)
             argument = None if scale_table is None else (scale_table.behind(behind), SCALES[scale_table.dtype])
-            self._store = _RowStore(files, described.behind(0), None, argument, nbytes, engine)
+            self._store = _RowStore(files, described.behind(0), argument, nbytes, engine)
             self._has_scales = scale_table is not None
         self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
         self._is_closed = False
@@ -133,16 +132,18 @@ class RowStore:
     ) -> Self:
         """Pack a table into a new file, and open that.
 
-        No row of a packed table crosses a page needlessly, and its scales lie behind it, so that a row takes one read.
-        Each block of rows has a checksum, which every read compares. The file is replaced atomically. It is a
-        safetensors file with a tensor of bytes.
+        No row of a packed table crosses a block, and its scales lie behind it, so that a row takes one read: of the
+        pages that its size needs, or of one more. Each block has a checksum, which every read compares. The file is
+        replaced atomically. It is a safetensors file with a tensor of bytes, of at most one and a half times the size
+        of the rows.
 
         Args:
             path: the file to write. One that exists is replaced, unless it is a file of ``source``.
             source: the table, as in :class:`RowStore`.
             tensor: as in :class:`RowStore`.
-            memory: as in :class:`RowStore`. Packing itself takes at most 16 MiB, or four times the size of a row if
-                that is more.
+            memory: as in :class:`RowStore`. If rows fill whole pages, the checksums of their blocks take 4 bytes a
+                block of it. Packing itself takes at most 16 MiB; 32 MiB with ``scales`` and ``trace``; or eight times
+                the size of a row if that is more. The ids of ``trace`` and the engine's bounce buffers come on top.
             scales: as in :class:`RowStore`.
             shape: as in :class:`RowStore`.
             dtype: as in :class:`RowStore`.

@@ -297,7 +297,7 @@ class GatheredRows:
             sources = sorted({each.source for each in origin.ranges})
             ranges = [(sources.index(each.source), each.offset, each.nbytes // row_bytes) for each in origin.ranges]
             paths = [files.sources[source] for source in sources]
-            self._stores.append(_RowStore(paths, (ranges, row_bytes), None, None, share, files.engine))
+            self._stores.append(_RowStore(paths, (ranges, row_bytes), None, share, files.engine))
             binding = ParameterBinding(lookup.weights, device, calls, changed)
             binding.set_look_up(calls.counted(functools.partial(self._look_up, index)))
             calls.wrap(lookup.module, checked_wrapper(lookup.name, binding))

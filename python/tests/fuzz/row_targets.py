@@ -15,6 +15,7 @@ from attacked_readers import zipped
 from deepnvme import errors
 from deepnvme._rows.commands import read_trace
 from deepnvme._rows.packed import hot_rows
+from packed_header import compact, sealed
 
 from .reading import read, safetensors_file
 
@@ -47,8 +48,8 @@ def packed_table(folder: Path, watch: Watch) -> Callable[[bytes], None]:
         return found
 
     def body(data: bytes) -> None:
-        header["__metadata__"]["deepnvme.rows"] = data.decode(errors="replace")
-        path.write_bytes(safetensors_file(header, content))
+        header["__metadata__"]["deepnvme.rows"] = compact(data.decode(errors="replace"))
+        path.write_bytes(sealed(safetensors_file(header, content)))
         is_read = False
         # A block larger than the memory.
         with contextlib.suppress(errors.InvalidArgumentError):

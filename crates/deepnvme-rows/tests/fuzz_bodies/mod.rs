@@ -11,54 +11,73 @@ use std::sync::Arc;
 use crc_fast::{CrcAlgorithm, checksum};
 use deepnvme_file::VersionedFile;
 use deepnvme_io::{Config, Engine};
-use deepnvme_rows::{Error, HotRowList, HotRows, PackedDescription, RowRange, Table};
+use deepnvme_rows::{
+    ChecksumPlace, Error, HotRowList, HotRows, PackedDescription, PackedTable, PackedTensors, RowRange, Table,
+    TensorPlace,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// A description. Its tensors have the bytes that it states, or else none.
 pub(crate) fn packed_rows(text: &[u8]) {
     let Ok(text) = std::str::from_utf8(text) else { return };
-    let (rows_bytes, hot_bytes) = stated_bytes(text);
-    let Ok(described) = PackedDescription::parse(text, rows_bytes, hot_bytes) else { return };
-    let PackedDescription { rows, row_shape, dtype, scales, layout, hot } = &described;
+    let tensors = stated_tensors(text);
+    let Ok(described) = PackedDescription::parse(text, tensors) else { return };
+    let PackedDescription { rows, row_shape, dtype, scales, layout, hot, .. } = &described;
     assert!(layout.is_valid() && row_shape.iter().all(|size| *size > 0));
     let copies = hot.map_or(0, |(count, _)| count);
-    assert!(copies <= *rows && hot_bytes == hot.map(|(count, _)| count * 4));
+    assert!(copies <= *rows && tensors.hot.map(|(_, bytes)| bytes) == hot.map(|(count, _)| count * 4));
     let block_bytes = layout.block_bytes as u64;
-    assert_eq!(layout.blocks(rows + copies) * block_bytes, rows_bytes);
+    let blocks = layout.blocks(rows + copies);
+    assert_eq!(blocks * block_bytes, tensors.rows.1);
+    let is_listed = layout.checksums == ChecksumPlace::List;
+    assert_eq!(tensors.checksums.map(|(_, bytes)| bytes), is_listed.then_some((blocks + 1) * 4));
     // Other sizes are refused.
-    for (rows_bytes, hot_bytes) in [(rows_bytes + 1, hot_bytes), (rows_bytes, hot_bytes.map_or(Some(0), |_| None))] {
-        assert!(PackedDescription::parse(text, rows_bytes, hot_bytes).is_err());
+    let (start, bytes) = tensors.rows;
+    let swapped = |place: Option<TensorPlace>| place.map_or(Some((0, 0)), |_| None);
+    for other in [
+        PackedTensors { rows: (start, bytes + 1), ..tensors },
+        PackedTensors { hot: swapped(tensors.hot), ..tensors },
+        PackedTensors { checksums: swapped(tensors.checksums), ..tensors },
+    ] {
+        assert!(PackedDescription::parse(text, other).is_err());
     }
     let scales = scales.as_ref().map(|(count, dtype)| json!({ "count": count, "dtype": dtype }));
     let hot = hot.map(|(count, crc32c)| json!({ "rows": count, "crc32c": crc32c }));
     let again = json!({
         "version": 1, "rows": rows, "row_bytes": layout.row_bytes, "rows_per_block": layout.rows_per_block,
-        "block_bytes": block_bytes, "row": { "shape": row_shape, "dtype": dtype, "scales": scales }, "hot": hot,
+        "block_bytes": block_bytes, "checksums": if is_listed { "list" } else { "block" },
+        "header_crc32c": "0123abcd", "row": { "shape": row_shape, "dtype": dtype, "scales": scales }, "hot": hot,
     });
-    assert_eq!(PackedDescription::parse(&again.to_string(), rows_bytes, hot_bytes).unwrap(), described);
+    assert_eq!(PackedDescription::parse(&again.to_string(), tensors).unwrap(), described);
     let range = RowRange { file: 0, offset: block_bytes, rows: *rows };
-    let Ok(table) = Table::packed(range, *layout) else { return };
+    let Ok(table) = Table::packed(PackedTable { range, layout: *layout, hot: None, checksums: None }) else { return };
     assert_eq!((table.rows(), table.row_bytes()), (*rows, layout.row_bytes));
     let ends: Vec<u64> = [0, rows / 2, rows.saturating_sub(1)]
         .into_iter()
         .filter(|row| row < rows)
         .map(|row| table.locate(row).1 + layout.row_bytes as u64)
         .collect();
-    assert!(ends.is_sorted() && ends.iter().all(|end| *end < block_bytes + rows_bytes));
+    assert!(ends.is_sorted() && ends.iter().all(|end| *end <= block_bytes + tensors.rows.1));
 }
 
 /// Returns the bytes that the tensors of a description should have, as far as it is one.
-fn stated_bytes(text: &str) -> (u64, Option<u64>) {
-    let Ok(value) = serde_json::from_str::<Value>(text) else { return (0, None) };
+fn stated_tensors(text: &str) -> PackedTensors {
+    let Ok(value) = serde_json::from_str::<Value>(text) else { return PackedTensors::default() };
     let number = |place: &str| value.pointer(place).and_then(Value::as_u64);
     let hot = number("/hot/rows");
-    let bytes = || {
+    let blocks = || {
         let places = number("/rows")?.checked_add(hot.unwrap_or(0))?;
-        let blocks = places.div_ceil(number("/rows_per_block").filter(|rows| *rows > 0)?);
-        blocks.checked_mul(number("/block_bytes")?)
+        Some(places.div_ceil(number("/rows_per_block").filter(|rows| *rows > 0)?))
     };
-    (bytes().filter(|bytes| *bytes < u64::MAX).unwrap_or(0), hot.map(|rows| rows.saturating_mul(4)))
+    let bytes = || blocks()?.checked_mul(number("/block_bytes")?);
+    let is_listed = value.pointer("/checksums").and_then(Value::as_str) == Some("list");
+    let list_bytes = blocks().unwrap_or(0).saturating_add(1).saturating_mul(4);
+    PackedTensors {
+        rows: (0, bytes().filter(|bytes| *bytes < u64::MAX).unwrap_or(0)),
+        hot: hot.map(|rows| (0, rows.saturating_mul(4))),
+        checksums: is_listed.then_some((0, list_bytes)),
+    }
 }
 
 thread_local! {
