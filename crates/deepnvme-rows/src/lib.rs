@@ -42,6 +42,6 @@ pub use pack::{HOT_TENSOR, PACKED_KEY, PACKED_TENSOR, PACKED_VERSION, PackSource
 pub use room::check_room;
 pub use row_writer::{Conversion, Element};
 pub use scales::{RowScales, ScaleType};
-pub use stats::RowStats;
+pub use stats::{Counters, RowStats};
 pub use store::RowStore;
 pub use table::{RowRange, Table};
