@@ -21,6 +21,7 @@ from deepnvme._utils.arguments import (
     to_path,
 )
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.interpreter import check_interpreter
 from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import public
 from deepnvme._utils.tensors import engine_reaches, refuse_fake_tensors, require_torch
@@ -103,6 +104,7 @@ def save(
         >>> sorted(torch.load("model.pt", weights_only=True))
         ['bias', 'weight']
     """
+    check_interpreter()
     check_file_path(path, "save", 'use `with deepnvme.open(path, "wb") as file: torch.save(obj, file)`')
     options = SaveOptions(engine, durability, checksums)
     report = progress_callback(progress, "saving", path)
