@@ -12,6 +12,7 @@ import random
 import threading
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,6 @@ from deepnvme._rows import row_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
@@ -286,10 +286,10 @@ def test_a_closed_table_refuses_calls(tmp_path: Path, table: torch.Tensor) -> No
 def descriptors(path: Path) -> int:
     """Count the descriptors of a file that this process has open."""
     count = 0
-    for number in os.listdir("/proc/self/fd"):
+    for link in Path("/proc/self/fd").iterdir():
         # That of the list itself is closed by now.
         with contextlib.suppress(FileNotFoundError):
-            count += os.readlink(f"/proc/self/fd/{number}") == str(path)
+            count += link.readlink() == path
     return count
 
 
