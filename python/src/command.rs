@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 
 use crate::checkpoint;
 use crate::error::{self, InvalidArgumentError};
-use crate::interruptible::{run, run_to_end};
+use crate::interruptible::{run, run_stoppable_read_only, run_to_end};
 
 /// Run ``deepnvme ARGUMENTS...`` and return its exit status.
 #[pyfunction]
@@ -32,10 +32,13 @@ pub(crate) fn _python_command(arguments: Vec<OsString>) -> Option<(&'static str,
 #[pyfunction]
 pub(crate) fn _command_result(py: Python<'_>, arguments: Vec<OsString>) -> PyResult<(String, String)> {
     let python = interpreter(py)?;
-    let result = run(py, move |interrupted| {
+    // With a folder of many checkpoints, they end seconds after they were interrupted.
+    let is_read_only = arguments.first().is_some_and(|command| command == "verify" || command == "inspect");
+    let work = move |interrupted: &(dyn Fn() -> bool + Sync)| {
         let (mut stdout, mut stderr) = (std::io::sink(), std::io::sink());
         commands::result(with_program_name(arguments), &mut session(&python, &mut stdout, &mut stderr, interrupted))
-    })?;
+    };
+    let result = if is_read_only { run_stoppable_read_only(py, work)? } else { run(py, work)? };
     match result {
         Ok(result) => Ok((result.json, result.text)),
         Err(Error::Usage(text)) => Err(InvalidArgumentError::new_err(text)),

@@ -7,7 +7,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rustix::io::Errno;
 
-use crate::once::intern;
+use crate::once::{GilOnce, intern};
 
 pyo3::import_exception!(deepnvme.errors, InvalidArgumentError);
 
@@ -56,9 +56,14 @@ fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     Ok(value)
 }
 
+/// Returns the module with the classes. It is kept: objects that outlive the import system may fail, too.
+pub(crate) fn module<'py>(py: Python<'py>) -> PyResult<&'py Bound<'py, PyModule>> {
+    static MODULE: GilOnce<Py<PyModule>> = GilOnce::new();
+    Ok(MODULE.get_or_try_init(py, || py.import("deepnvme.errors").map(Bound::unbind))?.bind(py))
+}
+
 fn class<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
-    let module = py.import(intern!(py, "deepnvme.errors"))?;
-    module.getattr(name).map_err(|_| PyRuntimeError::new_err(format!("deepnvme.errors has no class {name}")))
+    module(py)?.getattr(name).map_err(|_| PyRuntimeError::new_err(format!("deepnvme.errors has no class {name}")))
 }
 
 fn class_name(error: &Error) -> &'static str {

@@ -6,7 +6,7 @@ use deepnvme_mem::sync::ignore_poison;
 use pyo3::prelude::*;
 
 use crate::pending_request::PendingRequest;
-use crate::{detached_requests, reaper};
+use crate::{detached_requests, error, reaper};
 
 /// Started requests that are still referenced.
 static STARTED: Mutex<Vec<Weak<PendingRequest>>> = Mutex::new(Vec::new());
@@ -30,6 +30,8 @@ pub(crate) fn register(request: &Arc<PendingRequest>) {
 /// become warnings.
 #[pyfunction]
 pub(crate) fn _at_exit(py: Python<'_>) -> PyResult<()> {
+    // Calls of `__del__` methods that come later cannot import it.
+    error::module(py)?;
     let started = std::mem::take(&mut *ignore_poison(STARTED.lock()));
     let started: Vec<_> =
         started.iter().filter_map(Weak::upgrade).filter(|request| !request.is_from_before_fork()).collect();

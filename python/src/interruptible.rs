@@ -63,8 +63,18 @@ pub(crate) fn run_read_only<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> PyResult<T> {
+    run_stoppable_read_only(py, move |_| work())
+}
+
+/// Like [`run_read_only`], for work that ends sooner when it is interrupted.
+pub(crate) fn run_stoppable_read_only<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
+) -> PyResult<T> {
     let creator = CreatorProcess::current();
-    let started = threads::start(py, "deepnvme-open", work)?;
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&interrupted);
+    let started = threads::start(py, "deepnvme-open", move || work(&|| seen.load(Ordering::SeqCst)))?;
     loop {
         check_process(py, creator)?;
         match started.wait(py, SIGNAL_CHECK_INTERVAL) {
@@ -72,7 +82,9 @@ pub(crate) fn run_read_only<T: Send + 'static>(
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
             }
-            Err(RecvTimeoutError::Timeout) => py.check_signals()?,
+            Err(RecvTimeoutError::Timeout) => {
+                py.check_signals().inspect_err(|_| interrupted.store(true, Ordering::SeqCst))?;
+            }
         }
     }
 }

@@ -1,16 +1,17 @@
 //! The `_RowStore` and `_Gather` classes, which `deepnvme._rows` wraps.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use deepnvme_codec::Float8;
 use deepnvme_file::VersionedFile;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind};
+use deepnvme_mem::sync::ignore_poison;
 use deepnvme_mem::{ParentOnly, RegionMut};
 use deepnvme_rows::ids::{self, IdType};
 use deepnvme_rows::{
-    BackgroundStore, BlockLayout, ChecksumPlace, Conversion, Element, Error, PackSource, PackedDescription,
+    BackgroundStore, BlockLayout, ChecksumPlace, Conversion, Counters, Element, Error, PackSource, PackedDescription,
     PackedTensors, PendingGather, RowRange, RowScales, RowStore, ScaleType, Table, TensorPlace, check_room,
 };
 use pyo3::exceptions::PyIndexError;
@@ -68,7 +69,33 @@ struct Wanted {
 /// Read rows of a table on disk, and keep some of them in memory.
 #[pyclass(frozen, name = "_RowStore", module = "deepnvme._deepnvme")]
 pub(crate) struct PyRowStore {
-    store: ParentOnly<BackgroundStore>,
+    opened: ParentOnly<Opened>,
+}
+
+/// A store, and what is known of it after it was closed.
+struct Opened {
+    /// `None` once it was closed: it keeps files open. Calls in progress keep it until they end.
+    store: Mutex<Option<Arc<BackgroundStore>>>,
+    counters: Arc<Counters>,
+    rows: u64,
+    memory_bytes: u64,
+    cached_rows_max: u64,
+}
+
+impl Opened {
+    fn new(store: RowStore) -> Self {
+        Self {
+            counters: Arc::clone(store.counters()),
+            rows: store.table().rows(),
+            memory_bytes: store.memory_bytes(),
+            cached_rows_max: store.cached_rows_max(),
+            store: Mutex::new(Some(Arc::new(BackgroundStore::new(store)))),
+        }
+    }
+
+    fn store(&self) -> MutexGuard<'_, Option<Arc<BackgroundStore>>> {
+        ignore_poison(self.store.lock())
+    }
 }
 
 #[pymethods]
@@ -96,9 +123,9 @@ impl PyRowStore {
                 RowsArgument::Packed(text, tensors) => packed_table(&engine, &files, &text, tensors, memory_bytes)?,
                 RowsArgument::InPlace(ranges, row_bytes) => table((ranges, row_bytes))?,
             };
-            RowStore::new(engine, files, table, scales, memory_bytes).map(BackgroundStore::new)
+            RowStore::new(engine, files, table, scales, memory_bytes)
         });
-        Ok(Self { store: ParentOnly::new(made.map_err(|error| to_exception(py, &error))?) })
+        Ok(Self { opened: ParentOnly::new(Opened::new(made.map_err(|error| to_exception(py, &error))?)) })
     }
 
     fn gather(&self, py: Python<'_>, wanted: WantedArgument<'_>) -> PyResult<()> {
@@ -142,8 +169,8 @@ impl PyRowStore {
     }
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let store = self.store(py)?.store();
-        let stats = store.stats();
+        let opened = self.opened(py)?;
+        let stats = opened.counters.values();
         let counters = counter_dict!(
             py,
             stats,
@@ -157,25 +184,34 @@ impl PyRowStore {
             rows_prefetched,
             rows_not_prefetched,
         )?;
-        counters.set_item("memory_bytes", store.memory_bytes())?;
-        counters.set_item("cached_rows_max", store.cached_rows_max())?;
+        counters.set_item("memory_bytes", opened.memory_bytes)?;
+        counters.set_item("cached_rows_max", opened.cached_rows_max)?;
         Ok(counters)
     }
 
     fn close(&self, py: Python<'_>) {
-        if let Some(store) = self.store.get() {
-            py.detach(|| store.close());
+        let store = self.opened.get().and_then(|opened| opened.store().take());
+        if let Some(store) = store {
+            py.detach(|| {
+                store.close();
+                drop(store);
+            });
         }
     }
 }
 
 impl PyRowStore {
-    fn store(&self, py: Python<'_>) -> PyResult<&BackgroundStore> {
+    fn opened(&self, py: Python<'_>) -> PyResult<&Opened> {
         let forked = || {
             let message = "the table belongs to the parent process; open it again in this one";
             error::plain(py, "ClosedError", message.into())
         };
-        self.store.get().ok_or_else(forked)
+        self.opened.get().ok_or_else(forked)
+    }
+
+    fn store(&self, py: Python<'_>) -> PyResult<Arc<BackgroundStore>> {
+        let store = self.opened(py)?.store().clone();
+        store.ok_or_else(|| to_exception(py, &Error::Closed))
     }
 
     fn wanted(&self, py: Python<'_>, (ids, id_type, out, conversion): WantedArgument<'_>) -> PyResult<Wanted> {
@@ -187,7 +223,7 @@ impl PyRowStore {
     }
 
     fn rows(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, (is_signed, bytes): (bool, usize)) -> PyResult<Vec<u64>> {
-        let rows = self.store(py)?.store().table().rows();
+        let rows = self.opened(py)?.rows;
         let source = tensor_memory::source(ids)?;
         let kind = if is_signed { IdType::Signed(bytes) } else { IdType::Unsigned(bytes) };
         // An allocation that fails aborts the process.

@@ -97,3 +97,56 @@ def test_calls_in_other_exit_functions(python: Run, tmp_path: Path) -> None:
     assert ended.stderr == ""
     for name in ("late", "later"):
         assert (tmp_path / name).read_bytes() == b"12345", name
+
+
+def test_a_finalizer_after_the_end_of_imports_gets_a_clear_error(python: Run, tmp_path: Path) -> None:
+    # The last reference to it is a global, which Python drops when nothing can be imported any more.
+    pytest.importorskip("torch")
+    done = python("""
+        import sys, torch, deepnvme
+        from deepnvme import optim
+
+        parameter = torch.nn.Parameter(torch.ones(10))
+        optimizer = optim.AdamW([parameter], swap_dir=".", memory="4MiB")
+        optimizer.zero_grad()
+        parameter.sum().backward()
+        optimizer.step()
+        state = {"a": torch.ones(10)}
+        deepnvme.save(state, "first.pt")
+        deepnvme.load("first.pt")
+        checkpointer = deepnvme.Checkpointer("run")
+        checkpointer.save(1, state)
+        calls = {
+            "save": lambda: deepnvme.save(state, "new.pt"),
+            "save safetensors": lambda: deepnvme.save(state, "new.safetensors"),
+            "load": lambda: deepnvme.load("first.pt"),
+            "save of a Checkpointer": lambda: checkpointer.save(2, state),
+            "restore": lambda: checkpointer.restore(),
+            "save_state": lambda: optimizer.save_state("new"),
+            "read": lambda: deepnvme.read(state["a"], "first.pt"),
+        }
+
+        class Last:
+            def __init__(self):
+                self.names = sys, calls
+            def __del__(self):
+                sys, calls = self.names
+                assert sys.meta_path is None
+                for name, call in calls.items():
+                    try:
+                        call()
+                        result = "no error"
+                    except Exception as error:
+                        result = f"{type(error).__name__}: {error}"
+                    sys.stdout.write(f"{name}: {result}\\n")
+
+        last = Last()
+    """)
+    lines = done.stdout.splitlines()
+    assert len(lines) == 7, done
+    # It needs no module.
+    assert lines.pop() == "read: no error"
+    assert [line for line in lines if "ClosedError: " not in line] == []
+    assert sum("the interpreter is ending" in line for line in lines) == 5, lines
+    assert not list(tmp_path.glob("new*"))
+    assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-00000001.pt"]

@@ -49,6 +49,6 @@ pub use pack::{PackSource, pack};
 pub use room::check_room;
 pub use row_writer::{Conversion, Element};
 pub use scales::{RowScales, ScaleType};
-pub use stats::RowStats;
+pub use stats::{Counters, RowStats};
 pub use store::RowStore;
 pub use table::{PackedTable, RowRange, Table};

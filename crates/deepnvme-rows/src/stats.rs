@@ -29,13 +29,14 @@ macro_rules! counters {
     ($($name:ident),*) => {
         /// The counters, as threads change them.
         #[derive(Debug, Default)]
-        pub(crate) struct Counters {
+        pub struct Counters {
             $(pub(crate) $name: AtomicU64,)*
         }
 
         impl Counters {
             /// Returns the values now.
-            pub(crate) fn values(&self) -> RowStats {
+            #[must_use]
+            pub fn values(&self) -> RowStats {
                 RowStats { $($name: self.$name.load(Ordering::Relaxed),)* }
             }
         }

@@ -55,7 +55,7 @@ pub struct RowStore {
     pub(crate) pinned: PinnedPieces,
     pub(crate) scales: Option<RowScales>,
     is_closed: AtomicBool,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
 }
 
 impl RowStore {
@@ -103,7 +103,7 @@ impl RowStore {
             table,
             scales,
             is_closed: AtomicBool::new(false),
-            counters: Counters::default(),
+            counters: Arc::default(),
         })
     }
 
@@ -141,6 +141,12 @@ impl RowStore {
     #[must_use]
     pub fn stats(&self) -> RowStats {
         self.counters.values()
+    }
+
+    /// Returns the counters, which can outlive this.
+    #[must_use]
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
     }
 
     /// Refuses further calls. Those that have begun go on.

@@ -22,6 +22,7 @@ from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
+from deepnvme._utils.interpreter import check_interpreter
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 from deepnvme._utils.public import parse_bytes, public, to_absolute_path, whole
 from deepnvme._utils.tensors import require_torch
@@ -315,6 +316,7 @@ class Checkpointer:
             raise
 
     def _check_process(self, *, is_to_save: bool = False) -> None:
+        check_interpreter()
         if os.getpid() == self._process or not (is_to_save or self._has_saved or not self._group.is_single):
             return
         text = f"{self.folder}: this Checkpointer belongs to process {self._process}, the parent of this fork"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from deepnvme._checkpoint.load_request import LoadRequest
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.devices import checked_device, with_checked_locations
+from deepnvme._utils.interpreter import check_interpreter
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import check_choice, check_engine, check_file_path, public
 from deepnvme._utils.tensors import refuse_fake_tensors, require_torch
@@ -152,6 +153,7 @@ def load(
         ['0.weight', '1.weight']
         >>> _ = deepnvme.load("model.pt", into=model.state_dict())
     """
+    check_interpreter()
     check_file_path(path, "load", "use `with deepnvme.open(path) as file: torch.load(file)`")
     _check_torch_arguments(weights_only, mmap)
     check_engine(engine)

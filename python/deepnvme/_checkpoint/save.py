@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from deepnvme._deepnvme import StripeSet, _not_plain, _plan_archive, _plan_safetensors, _refuse_list_name
 from deepnvme._utils.devices import engine_reaches
 from deepnvme._utils.gc_pause import gc_paused
+from deepnvme._utils.interpreter import check_interpreter
 from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import (
     DURABILITIES,
@@ -104,6 +105,7 @@ def save(
         >>> sorted(torch.load("model.pt", weights_only=True))
         ['bias', 'weight']
     """
+    check_interpreter()
     check_file_path(path, "save", 'use `with deepnvme.open(path, "wb") as file: torch.save(obj, file)`')
     options = SaveOptions(engine, durability, checksums)
     report = progress_callback(progress, "saving", path)

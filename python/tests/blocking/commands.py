@@ -20,6 +20,17 @@ with open("many.safetensors", "wb") as file:
 def inspect():
     assert len(deepnvme.inspect("many.safetensors")["files"][0]["tensors"]) == 100_000
 """
+# The list of checkpoints takes a while to read, and a while to look for all that is missing.
+LARGE_RUN = """
+with deepnvme.Checkpointer("run") as checkpointer:
+    checkpointer.save(1, {"a": torch.zeros(10)})
+with open("run/manifest.json") as file:
+    (entry,) = json.load(file)["checkpoints"]
+entry.pop("pending", None)
+entries = ",".join(json.dumps({**entry, "step": step, "file": f"step-{step:08}.pt"}) for step in range(200_000))
+with open("run/manifest.json", "w") as file:
+    file.write('{"version": 2, "checkpoints": [' + entries + ']}')
+"""
 SMALL = """
 state = {'a': torch.arange(1 << 20, dtype=torch.float32)}
 deepnvme.save(state, "file.safetensors", durability="none", engine=deepnvme.Engine())
@@ -47,6 +58,10 @@ CELLS: Cells = {
     (VERIFY, "Ctrl-C"): (
         "raises",
         SAVED + "soon(interrupt, at(0.1))\nraises(KeyboardInterrupt, lambda: deepnvme.verify(*paths))",
+        *(
+            LARGE_RUN + f"soon(interrupt, at({moment}))\nraises(KeyboardInterrupt, lambda: deepnvme.verify('run'))"
+            for moment in (0.1, 1.0)
+        ),
     ),
     (VERIFY, "fork"): (
         "verifies, with an engine of its own",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import gc
 import os
 import pickle
 import random
 import threading
+import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +25,6 @@ from deepnvme._rows import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 INTEGERS = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
@@ -279,6 +281,34 @@ def test_a_closed_table_refuses_calls(tmp_path: Path, table: torch.Tensor) -> No
     for call in (store.gather, store.start_gather, store.prefetch, store.pin):
         with pytest.raises(errors.ClosedError):
             call([0])
+
+
+def descriptors(path: Path) -> int:
+    """Count the descriptors of a file that this process has open."""
+    count = 0
+    for link in Path("/proc/self/fd").iterdir():
+        # That of the list itself is closed by now.
+        with contextlib.suppress(FileNotFoundError):
+            count += link.readlink() == path
+    return count
+
+
+def test_a_closed_table_releases_its_file_and_keeps_its_counters(tmp_path: Path, table: torch.Tensor) -> None:
+    # Otherwise a file system could not be unmounted as long as anything refers to the table.
+    store = raw(table, tmp_path / "x")
+    gather = store.start_gather([1, 2, 3])
+    store.prefetch([1000, 2000])
+    before = store.stats()
+    assert descriptors(tmp_path / "x") > 0
+    store.close()
+    assert torch.equal(gather.result(), table[1:4])
+    del gather
+    until = time.monotonic() + 10
+    while descriptors(tmp_path / "x") and time.monotonic() < until:
+        time.sleep(0.01)
+    assert descriptors(tmp_path / "x") == 0
+    assert store.stats().memory_bytes == before.memory_bytes
+    assert store.stats().rows >= 3
 
 
 WRONG_IDS: list[tuple[Any, type[Exception], str]] = [
