@@ -22,7 +22,7 @@ from deepnvme._deepnvme import Engine, Transfer, _pin_device
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 
 from . import _engine_pool
-from ._arguments import Name
+from ._checks import Name
 
 
 class Request(NamedTuple):

@@ -21,7 +21,7 @@ import torch
 from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.tensors import pinned_empty
 
-from . import _arguments
+from . import _checks
 
 
 class PinnedRegions:
@@ -74,8 +74,8 @@ regions = PinnedRegions()
 
 def new(num_elem: int, example: torch.Tensor) -> torch.Tensor:
     """Allocate a 1-D, page-aligned, pinned CPU tensor of `num_elem` elements with the dtype of `example`."""
-    count = _arguments.natural(num_elem, "num_elem")
-    dtype = _arguments.tensor(example, "example tensor").dtype
+    count = _checks.natural(num_elem, "num_elem")
+    dtype = _checks.tensor(example, "example tensor").dtype
     if count == 0:
         return torch.empty(0, dtype=dtype)
     # `.data` is not a view, so only this tensor and its views hold the memory.
@@ -89,7 +89,7 @@ def free(tensor: torch.Tensor) -> bool:
 
     Live views keep the memory until they are dropped.
     """
-    if not regions.remove(_arguments.tensor(tensor, "tensor").data_ptr()):
+    if not regions.remove(_checks.tensor(tensor, "tensor").data_ptr()):
         return False
     tensor.data = torch.empty(0, dtype=tensor.dtype)
     return True
@@ -97,12 +97,12 @@ def free(tensor: torch.Tensor) -> bool:
 
 def free_at(address: int) -> bool:
     """Stop counting the region at this address as locked. Its memory is freed with the last tensor on it."""
-    return regions.remove(_arguments.integer(address, "address"))
+    return regions.remove(_checks.integer(address, "address"))
 
 
 def is_pinned(tensor: torch.Tensor) -> bool:
     """Whether a tensor is in pinned memory: that of a locked tensor, views included, or torch's own."""
-    buffer = _arguments.tensor(tensor, "buffer")
+    buffer = _checks.tensor(tensor, "buffer")
     if buffer.device.type != "cpu" or buffer.numel() == 0:
         return False
     if regions.contain(buffer.data_ptr(), _span_bytes(buffer)):
@@ -185,8 +185,8 @@ pinned_on_gpu = PinnedDeviceTensors()
 
 def new_on_gpu(num_elem: int, example: torch.Tensor, register: Register) -> torch.Tensor:
     """Allocate a pinned, uninitialised 1-D tensor of `num_elem` elements with dtype and device of `example`."""
-    count = _arguments.positive(num_elem, "num_elem")
-    example = _arguments.tensor(example, "example tensor")
+    count = _checks.positive(num_elem, "num_elem")
+    example = _checks.tensor(example, "example tensor")
     if example.device.type != "cuda":
         msg = (
             f"the example tensor is on {example.device}, not on a GPU; for pinned CPU tensors use new_cpu_locked_tensor"
@@ -219,7 +219,7 @@ def unpin(tensor: torch.Tensor) -> None:
 
 
 def _on_gpu(value: object) -> torch.Tensor:
-    tensor = _arguments.tensor(value, "tensor")
+    tensor = _checks.tensor(value, "tensor")
     # An empty tensor has no address to identify it. Freed tensors are empty.
     if tensor.numel() == 0:
         msg = "tensor is empty, so it cannot be pinned; a tensor that was freed is empty"

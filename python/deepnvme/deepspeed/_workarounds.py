@@ -1,7 +1,7 @@
 """Work around faults in DeepSpeed's Python code that break training from disk.
 
 They have nothing to do with moving bytes. Each function takes one module right after its import, as in
-`_monkeypatches`. None changes results: the losses of a run without these faults stay bit-identical.
+`_install`. None changes results: the losses of a run without these faults stay bit-identical.
 
 *Prefetching parameters.* Near the end of the model DeepSpeed lists a parameter twice, for its forward and its backward
 pass. Its swapper refuses the second ("already assigned swap buffer id"). One read serves both.

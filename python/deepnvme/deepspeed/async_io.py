@@ -12,8 +12,8 @@ from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
-from . import _arguments, _pinned_tensors, _validation
-from ._arguments import FileName
+from . import _checks, _pinned_tensors
+from ._checks import FileName
 from ._engine_pool import EngineSettings
 from ._operations import Operations, Request
 
@@ -80,11 +80,11 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
         overlap_events: bool = False,
         intra_op_parallelism: int = 1,
     ) -> None:
-        self._block_size = _arguments.positive(block_size, "block_size")
-        self._queue_depth = _arguments.positive(queue_depth, "queue_depth")
-        self._single_submit = _arguments.flag(single_submit, "single_submit")
-        self._overlap_events = _arguments.flag(overlap_events, "overlap_events")
-        self._intra_op_parallelism = _arguments.positive(intra_op_parallelism, "intra_op_parallelism")
+        self._block_size = _checks.positive(block_size, "block_size")
+        self._queue_depth = _checks.positive(queue_depth, "queue_depth")
+        self._single_submit = _checks.flag(single_submit, "single_submit")
+        self._overlap_events = _checks.flag(overlap_events, "overlap_events")
+        self._intra_op_parallelism = _checks.positive(intra_op_parallelism, "intra_op_parallelism")
         self._operations = Operations(
             EngineSettings.of(
                 block_size=self._block_size,
@@ -203,9 +203,9 @@ class aio_handle:  # noqa: N801 - the name is DeepSpeed's
             msg = "async_pwrite() takes a filename or an fd"
             raise TypeError(msg)
         target = filename if fd is _MISSING else fd
-        file = _arguments.descriptor(target) if isinstance(target, int) else _arguments.filename(target)
-        tensor = _arguments.tensor(buffer, "buffer")
-        self._operations.start(Request("write", tensor, file, _arguments.natural(file_offset, "file_offset")))
+        file = _checks.descriptor(target) if isinstance(target, int) else _checks.filename(target)
+        tensor = _checks.tensor(buffer, "buffer")
+        self._operations.start(Request("write", tensor, file, _checks.natural(file_offset, "file_offset")))
         return 0
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tenosr: torch.Tensor) -> torch.Tensor:
@@ -353,8 +353,8 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
         >>> deepspeed_memcpy(torch.empty(2, 3), torch.ones(6))
         0
     """
-    target = _arguments.tensor(dest, "dest")
-    source = _arguments.tensor(src, "src")
+    target = _checks.tensor(dest, "dest")
+    source = _checks.tensor(src, "src")
     if target.dtype != source.dtype or target.numel() != source.numel():
         msg = (
             f"dest has {target.numel()} elements of {target.dtype}, src {source.numel()} of {source.dtype}; "
@@ -368,10 +368,10 @@ def deepspeed_memcpy(dest: torch.Tensor, src: torch.Tensor, /) -> int:
 def _checked(
     kind: Literal["read", "write"], buffer: torch.Tensor, filename: FileName, validate: bool, file_offset: int
 ) -> Request:
-    tensor = _arguments.tensor(buffer, "buffer")
-    name = _arguments.filename(filename)
-    offset = _arguments.natural(file_offset, "file_offset")
-    check = partial(_validation.compare, tensor, name, offset) if _arguments.flag(validate, "validate") else None
+    tensor = _checks.tensor(buffer, "buffer")
+    name = _checks.filename(filename)
+    offset = _checks.natural(file_offset, "file_offset")
+    check = partial(_checks.compare, tensor, name, offset) if _checks.flag(validate, "validate") else None
     return Request(kind, tensor, name, offset, check)
 
 
@@ -385,4 +385,4 @@ def _async_flag(method: str, positional: bool, keywords: dict[str, bool]) -> boo
     if value is _MISSING:
         msg = f"{method}() misses the argument 'async'"
         raise TypeError(msg)
-    return _arguments.flag(value, "async")
+    return _checks.flag(value, "async")

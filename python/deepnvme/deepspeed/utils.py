@@ -9,7 +9,7 @@ import torch
 
 from deepnvme._utils.tensors import as_bytes
 
-from . import _arguments
+from . import _checks
 
 
 @overload
@@ -44,4 +44,4 @@ def cast_to_byte_tensor(src_tensor: torch.Tensor | Sequence[torch.Tensor]) -> to
 
 
 def _as_bytes(value: object) -> torch.Tensor:
-    return as_bytes(_arguments.tensor(value, "src_tensor").detach())
+    return as_bytes(_checks.tensor(value, "src_tensor").detach())
