@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import SourceFile, storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import LoadRequest, SourceFile, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.public import first_of, shown, whole
 from deepnvme._utils.tensors import checked_dtype

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import find_files
+from deepnvme._checkpoint.load_request import LoadRequest, find_files
 from deepnvme._deepnvme import StripeSet
 from deepnvme._rows.locate import Located, check_names, locate_raw, locate_tensors
 from deepnvme._rows.packed import Packed, locate_packed

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import LoadRequest, storage_entries, tensor_entries
 from deepnvme._rows.locate import QUANTISED, Located
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.source_files import SourceFile
+    from deepnvme._checkpoint.load_request import SourceFile
     from deepnvme._deepnvme import Engine, _CheckpointReader
 
 
