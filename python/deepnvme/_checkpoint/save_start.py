@@ -1,4 +1,4 @@
-"""Start the save of a state, of one process, of several, or sharded: which calls save, their staging memory and cost."""
+"""Start the save of a state, of one process, of several, or sharded: which calls save, their memory, and their cost."""
 
 from __future__ import annotations
 
