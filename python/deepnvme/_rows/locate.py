@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine, _CheckpointReader
 
-
 FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 # Types that gathers convert to floats.
 CONVERTED = {**FLOATS, torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2", torch.int8: "int8"}

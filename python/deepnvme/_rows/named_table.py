@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Sequence
 
-
 _MANIFEST = ".stripes.json"
 _PAGE_BYTES = 4096
 _UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-
 INDEX_NAME = "deepnvme.json"
 _VERSION = 1
 # Key of the record of the index's own files.

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-
 # Groups of Checkpointers that were dropped without `close`. Their connections close when the next group is made: the
 # garbage collector may run in the middle of a call of torch that goes through all groups.
 _dropped: list[ProcessGroup] = []

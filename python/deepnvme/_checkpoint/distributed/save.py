@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.history import History
     from deepnvme._deepnvme import _SavePlan, _SaveShard
 
-
 # The stripe size of a stripe set is a multiple of this.
 _BLOCK_BYTES = 4096
 # A tensor below this size has a single checksum, which two ranks with a half each could not compute. `LARGE_BYTES` in
