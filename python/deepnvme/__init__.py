@@ -71,9 +71,9 @@ if TYPE_CHECKING:
     from deepnvme import optim
     from deepnvme._checkpoint.checkpoint import Checkpoint
     from deepnvme._checkpoint.checkpointer import Checkpointer
-    from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats
     from deepnvme._checkpoint.load import load
     from deepnvme._checkpoint.save import save
+    from deepnvme._checkpoint.save_start import CheckpointerStats
     from deepnvme._commands import CommandResult, bench, convert, inspect, pack, report, tune, verify
     from deepnvme._offload import ParameterOffload, offload_parameters
     from deepnvme._rows import Gather, RowStats, RowStore
@@ -143,7 +143,7 @@ _MODULES = ("deepspeed", "errors", "integrations", "nn", "optim")
 _LAZY = {
     "Checkpoint": "_checkpoint.checkpoint",
     "Checkpointer": "_checkpoint.checkpointer",
-    "CheckpointerStats": "_checkpoint.checkpointer_stats",
+    "CheckpointerStats": "_checkpoint.save_start",
     "CommandResult": "_commands",
     "Borrowed": "_swap",
     "Gather": "_rows",

@@ -69,8 +69,8 @@ ALLOWED = {
         READER
     ),
     ("_checkpoint/safe_unpickler.py", "", "_compat_pickle"): "two tables of names",
-    ("_demo/stages.py", "compare_checkpoints", "'torch.load'"): "the name of a tool, in a table",
-    ("_demo/stages.py", "torch_load", "torch.load"): "the demo's own file, with weights_only=True",
+    ("_demo/command.py", "compare_checkpoints", "'torch.load'"): "the name of a tool, in a table",
+    ("_demo/command.py", "torch_load", "torch.load"): "the demo's own file, with weights_only=True",
     ("_checkpoint/safe_unpickler.py", "_python3_name", "_compat_pickle.IMPORT_MAPPING.get"): "a table of names",
     ("_checkpoint/safe_unpickler.py", "_python3_name", "_compat_pickle.NAME_MAPPING"): "a table of names",
     ("_checkpoint/pickler.py", "", "pickle"): "for a pickler, which reads no pickle",

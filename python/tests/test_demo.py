@@ -12,9 +12,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from deepnvme._demo import command, comparison, stages, weights  # noqa: E402
+from deepnvme._demo import command, comparison, weights  # noqa: E402
+from deepnvme._demo.command import compare_bits  # noqa: E402
 from deepnvme._demo.comparison import Comparison, WrongResultError, cached_share, drop  # noqa: E402
-from deepnvme._demo.stages import compare_bits  # noqa: E402
 
 
 def small_state() -> weights.State:
@@ -42,8 +42,8 @@ def test_every_difference_is_seen() -> None:
 
 def test_torch_files_return_every_bit(tmp_path: Path) -> None:
     state = small_state()
-    stages.torch_save(state, tmp_path / "state.pt")
-    compare_bits(state, stages.torch_load(tmp_path / "state.pt"), "torch")
+    command.torch_save(state, tmp_path / "state.pt")
+    compare_bits(state, command.torch_load(tmp_path / "state.pt"), "torch")
 
 
 def test_a_dropped_file_is_cold_and_a_read_file_is_not(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_it_runs_as_a_whole(
 def test_a_wrong_result_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stages, "torch_load", lambda _: {"other": torch.ones(1)})
+    monkeypatch.setattr(command, "torch_load", lambda _: {"other": torch.ones(1)})
     assert command.run(json.dumps({"folder": str(tmp_path), "size": "1MB", "json": False})) == 1
     assert "FAILED: torch returned other names" in capsys.readouterr().out
     assert [*tmp_path.iterdir()] == []

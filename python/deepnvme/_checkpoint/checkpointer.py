@@ -14,14 +14,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepnvme._checkpoint.background_save import BackgroundSaves, before_each_step
-from deepnvme._checkpoint.checkpointer_stats import CheckpointerStats, StatsCounter
 from deepnvme._checkpoint.distributed.parts import fetch
 from deepnvme._checkpoint.distributed.process_group import RankGroup
 from deepnvme._checkpoint.distributed.save import choose_writers
 from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
-from deepnvme._checkpoint.save_start import SaveSchedule, SaveStarter
+from deepnvme._checkpoint.save_start import CheckpointerStats, SaveSchedule, SaveStarter, StatsCounter
 from deepnvme._utils.interpreter import check_interpreter
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 from deepnvme._utils.public import parse_bytes, public, to_absolute_path, whole

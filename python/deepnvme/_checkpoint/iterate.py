@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._checkpoint.source_files import SourceFile, TensorEntry, for_files, storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import SourceFile, TensorEntry, for_files, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet, _CheckpointReader
 from deepnvme._utils.public import parse_bytes
 from deepnvme._utils.tensors import copy_exactly, require_torch

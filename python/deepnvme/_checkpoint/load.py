@@ -30,7 +30,6 @@ if TYPE_CHECKING:
         str | torch.device | Mapping[str, str] | Callable[[torch.UntypedStorage, str], torch.UntypedStorage | None]
     )
 
-
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 # Arguments of other loaders, and the way to the same result here.

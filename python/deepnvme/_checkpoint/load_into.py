@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from deepnvme._checkpoint.load_memory import allocate
+from deepnvme._checkpoint.load_request import StorageEntry, storage_entries, tensor_entries
 from deepnvme._checkpoint.nested_states import (
+    Replacements,
+    empty_containers,
     has_name,
+    has_values,
     name_of,
     named_tensors,
+    refuse_lost,
     tensor_expressions,
     tensor_keys,
 )
-from deepnvme._checkpoint.plain_values import Replacements, empty_containers, has_values, refuse_lost
-from deepnvme._checkpoint.source_files import StorageEntry, storage_entries, tensor_entries
 from deepnvme._deepnvme import _PlainTargets
 from deepnvme._utils.devices import engine_reaches, relaxed_capture_for
 from deepnvme._utils.public import first_of, warn_caller
@@ -25,9 +28,8 @@ from deepnvme._utils.tensors import cast_refusal, copy_exactly, find_copy, witho
 from deepnvme.errors import InvalidArgumentError, MovedError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.load_request import LoadRequest
+    from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
     from deepnvme._checkpoint.nested_states import Keys
-    from deepnvme._checkpoint.source_files import SourceFile
     from deepnvme._deepnvme import _CheckpointReader, _DirectReads
 
 # Tensors that cannot be filled directly go through temporary buffers, one group of storages after the other. A group

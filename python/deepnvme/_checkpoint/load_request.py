@@ -1,32 +1,35 @@
-"""Load all files of a path: open, read, verify, and build the objects."""
+"""Load all files of a path: find, open, read, verify, and build the objects."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from deepnvme._checkpoint.source_files import SourceFile, TensorEntry, for_files, storage_entries, tensor_entries
-from deepnvme._deepnvme import _CheckpointReader
-from deepnvme._utils.gc_pause import GcPause
+from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
+from deepnvme._utils.gc_pause import GcPause, gc_paused
 from deepnvme._utils.memory import memory_errors_with_path
 from deepnvme._utils.public import first_of, warn_caller
-from deepnvme.errors import MovedError
+from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Literal, TypeAlias, TypeVar
+    from typing import Literal, TypeVar
 
     import torch
 
     from deepnvme._checkpoint.load_memory import LoadBuffers
-    from deepnvme._checkpoint.source_files import SourcePath
     from deepnvme._deepnvme import Engine
 
     _Result = TypeVar("_Result")
     _Report: TypeAlias = Callable[[int, int], object] | None
     _RestoreLocation: TypeAlias = Callable[[torch.UntypedStorage, str], torch.UntypedStorage]
+
     _HeaderUse: TypeAlias = Literal["trust", "read", "read_unless_verified"]
+
+SourcePath: TypeAlias = str | bytes | os.PathLike[str] | os.PathLike[bytes] | StripeSet
+# Times that a set of files may be replaced during one load.
+_REPLACEMENTS_MAX = 100
 
 
 @dataclass(kw_only=True)
@@ -226,3 +229,89 @@ def _restored(tensor: torch.Tensor, restore_location: _RestoreLocation) -> torch
     storage = restore_location(tensor.untyped_storage(), "cpu")
     moved = torch.empty(0, dtype=tensor.dtype, device=storage.device)
     return moved.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+class SourceFile(NamedTuple):
+    """A file of the state to load."""
+
+    path: Any
+    names: list[str] | None = None
+    """The tensors that an index lists for this file. ``None``: all."""
+    fingerprint: tuple[int, int] | None = None
+    """The file that the index means: its size, and the checksum of its own index."""
+
+
+def find_files(path: SourcePath, verify: str) -> list[SourceFile]:
+    """Return the files that a path refers to. An index is compared with its checksum unless ``verify`` is ``"off"``."""
+    if isinstance(path, StripeSet):
+        return [SourceFile(_current_stripe_set(path))]
+    return [SourceFile(*found) for found in _find_set(path, verify != "off")]
+
+
+def _current_stripe_set(given: StripeSet) -> StripeSet:
+    """Return the files of a stripe set now: a save to the set gives its parts new names, which the manifest lists."""
+    try:
+        return StripeSet.from_manifest(given.manifest_path)
+    except FileNotFoundError:
+        return given
+
+
+class TensorEntry(NamedTuple):
+    """A tensor of a file. The extension returns a plain tuple."""
+
+    name: str
+    dtype: str
+    """As torch names it, such as ``"bfloat16"``."""
+    shape: list[int]
+    strides: list[int]
+    """In elements."""
+    storage_offset: int
+    """Offset of its first element in the storage, in elements."""
+    storage: int
+    """Index of its storage, in the list of :func:`storage_entries`."""
+
+
+class StorageEntry(NamedTuple):
+    """A storage of a file: the bytes of one or more tensors. In a safetensors file each tensor has its own.
+
+    The extension returns a plain tuple.
+    """
+
+    name: str
+    nbytes: int
+    location: str
+    """The device it was saved from, as torch spells it."""
+    offset: int
+    """Offset in the file, in bytes."""
+
+
+@gc_paused
+def tensor_entries(reader: _CheckpointReader, numbers: list[int] | None = None) -> list[TensorEntry]:
+    """Return the tensors in the order of the file, or those of these numbers."""
+    return [*map(TensorEntry._make, reader.tensors(numbers))]
+
+
+@gc_paused
+def storage_entries(reader: _CheckpointReader) -> list[StorageEntry]:
+    """Return the storages. ``TensorEntry.storage`` is an index into this list."""
+    return [*map(StorageEntry._make, reader.storages())]
+
+
+def for_files(path: SourcePath, verify: str, work: Callable[[list[SourceFile]], _Result]) -> _Result:
+    """Run ``work`` on the files that a path refers to. If they are replaced meanwhile, run it on the new ones.
+
+    A save of several files removes the old ones once the new index is there. A reader of the old index then misses a
+    file, or finds another under its name. ``verify`` is that of :func:`find_files`.
+    """
+    files = find_files(path, verify)
+    for _ in range(_REPLACEMENTS_MAX):
+        try:
+            return work(files)
+        except (FileNotFoundError, CorruptFileError, ChecksumError):  # noqa: PERF203 (rarely more than once)
+            now = find_files(path, verify)
+            if now == files:
+                raise
+            files = now
+    name = os.fsdecode(path) if isinstance(path, bytes) else path
+    msg = f"{name}: its files were replaced again and again during the load; load it again"
+    raise Error(msg)

@@ -1,25 +1,20 @@
-"""Start the save of a state: of one process, of several, or sharded. Which calls save, and the staging memory."""
+"""Start the save of a state, of one process, of several, or sharded: which calls save, their memory, and their cost."""
 
 from __future__ import annotations
 
 import datetime as dt
 import importlib
+from array import array
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.background_save import RunningSave
 from deepnvme._checkpoint.nested_states import has_dtensors, local_nbytes
-from deepnvme._checkpoint.save import (
-    SAFETENSORS_SUFFIX,
-    SaveOptions,
-    checked_tensors,
-    start_archive,
-    start_safetensors,
-)
+from deepnvme._checkpoint.save import SAFETENSORS_SUFFIX, SaveOptions, checked_tensors, start_archive, start_safetensors
 from deepnvme._deepnvme import _SaveStaging
 from deepnvme._utils.memory import available_bytes
-from deepnvme._utils.public import whole
+from deepnvme._utils.public import public, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -157,3 +152,56 @@ def staging_for_nbytes(tensors_nbytes: int, limit_bytes: int | None, local_proce
         # A bound that the machine cannot reach. A save that needs more waits for the disk.
         limit_bytes = min(limit_bytes, available)
     return _SaveStaging(limit_bytes)
+
+
+@public
+@dataclass(frozen=True)
+class CheckpointerStats:
+    """The cost of saving so far. Every process counts the same files; the times are its own.
+
+    Attributes:
+        saves: checkpoints that were added to the manifest.
+        nbytes: their size in bytes.
+        stall_s: seconds that ``save``, and the optimizers of ``overlap``, blocked training.
+        write_s: seconds from each call of ``save`` until its file got its name, summed up.
+
+    Example:
+        >>> checkpointer = deepnvme.Checkpointer("checkpoints")
+        >>> checkpointer.save(1, {"weight": torch.ones(3)})
+        True
+        >>> checkpointer.stats().saves
+        1
+    """
+
+    saves: int
+    nbytes: int
+    stall_s: float
+    write_s: float
+
+
+class StatsCounter:
+    """Adds up the statistics. Threads update them at the same time, and so may a signal handler.
+
+    There is no lock, because a handler would wait forever for the thread that it interrupted. The numbers are appended
+    to arrays instead.
+    """
+
+    def __init__(self) -> None:
+        # Signal handlers and other threads add to them as well, so one call adds a whole entry.
+        self._stalls = array("d")
+        self._saves = array("d")  # bytes and seconds of each
+
+    @property
+    def current(self) -> CheckpointerStats:
+        """The statistics so far."""
+        saves = self._saves[:]
+        nbytes, seconds = int(sum(saves[0::2])), sum(saves[1::2])
+        return CheckpointerStats(len(saves) // 2, nbytes, sum(self._stalls[:]), float(seconds))
+
+    def add_stall(self, seconds: float) -> None:
+        """Count time that training waited."""
+        self._stalls.append(seconds)
+
+    def add_save(self, nbytes: int, seconds: float) -> None:
+        """Count one more checkpoint."""
+        self._saves.extend((nbytes, seconds))

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from deepnvme._offload.groups import Block, Member, ParameterGroup
     from deepnvme._offload.residence import Residence
 
-
 # torch's graph task id outside of a backward pass.
 _NO_BACKWARD = -1
 # Attribute of our hooks: how many blocks of their kind run in each thread.

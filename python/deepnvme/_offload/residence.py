@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from deepnvme._swap.swapper import Swapper
     from deepnvme._swap.values import Borrowed
 
-
 # Maximum length of the recorded order. No step of a real model is as long.
 _TRACE_MAX = 1 << 20
 # Words of 8 bytes that are summed at a time.

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
-from deepnvme._checkpoint.save import NamedTensor, SaveOptions, checked_tensors, is_safetensors, plan_safetensors
-from deepnvme._checkpoint.shards import save_shards
+from deepnvme._checkpoint.save import (
+    NamedTensor,
+    SaveOptions,
+    checked_tensors,
+    is_safetensors,
+    plan_safetensors,
+    save_shards,
+)
 from deepnvme._modules.calls import add_hook
 from deepnvme._utils.public import to_path
 from deepnvme._utils.tensors import mark_copies

@@ -26,7 +26,6 @@ from deepnvme.errors import InvalidArgumentError, UnsupportedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-
 # A turn makes as many gathers as take about this time, within these limits.
 _TURN_S = 0.5
 _GATHERS = (3, 400)

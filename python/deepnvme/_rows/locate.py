@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import SourceFile, find_files, storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import LoadRequest, SourceFile, find_files, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.public import first_of, shown, whole
 from deepnvme._utils.tensors import checked_dtype
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deepnvme._deepnvme import Engine, _CheckpointReader
-
 
 FLOATS = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
 # Types that gathers convert to floats.

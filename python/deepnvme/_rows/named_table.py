@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import find_files
+from deepnvme._checkpoint.load_request import LoadRequest, find_files
 from deepnvme._rows.locate import Located, check_names, is_stripe_set, locate_raw, locate_tensors, parts_of
 from deepnvme._rows.packed import Packed, locate_packed
 from deepnvme._rows.row_store import RowStore

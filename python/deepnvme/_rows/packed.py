@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import LoadRequest, storage_entries, tensor_entries
 from deepnvme._deepnvme import _parse_packed_rows
 from deepnvme._rows.locate import Located
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from deepnvme._checkpoint.source_files import SourceFile
+    from deepnvme._checkpoint.load_request import SourceFile
     from deepnvme._deepnvme import Engine
 
 _TENSOR, _HOT_TENSOR, _CHECKSUMS, _KEY = "rows", "hot_rows", "checksums", "deepnvme.rows"

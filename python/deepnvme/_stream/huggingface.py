@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Engine
 
-
 _PLACED_BY_OTHERS = "lets another library place or change the weights, which deepnvme.stream does itself"
 _FROM_THE_FILES = "gives the model other weights than its files, which deepnvme.stream reads"
 # Options that are refused unless None or false, with the reasons.

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from deepnvme._stream.planner import Slots
     from deepnvme._stream.weight_origin import Origin, WeightFiles
 
-
 # A layer that waits longer than this for its weights has a stall in timelines.
 _STALL_NS_MIN = 50_000
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from deepnvme._checkpoint.source_files import (
+from deepnvme._checkpoint.load_request import (
     SourceFile,
     StorageEntry,
     TensorEntry,

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from deepnvme._modules.weight_classes import Gate
     from deepnvme._stream.weight_origin import Origin
 
-
 # Set on tensors whose memory streaming owns: the origin of their bytes.
 _STREAMED = "_deepnvme_is_streamed"
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from deepnvme._stream.parameter_binding import ChangedBuffers
     from deepnvme._stream.weight_origin import ByteRange, Origin, StoredRange, WeightFiles
 
+    # Source and offset of contiguous rows; or the ranges of each row; or stored ranges and their target dtype.
     _RowLocations: TypeAlias = tuple[int, int] | list[list[tuple[int, int, int]]] | tuple[list[StoredRange], str]
-
 
 # Maximum bytes of rows that are read together. More would read rows that nobody asked for.
 _ROWS_BYTES_MAX = 64 << 10

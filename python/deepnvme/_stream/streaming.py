@@ -29,6 +29,8 @@ from deepnvme.errors import ClosedError, InvalidArgumentError, UnsupportedError
 # Larger than any real request, and small enough that products do not overflow.
 _TOKENS_MAX = 1 << 31
 _PREFETCH_LAYERS_MAX = 1 << 20
+# Short names of dtypes, as those of `deepnvme pack`. The names of torch are accepted as well.
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +43,6 @@ if TYPE_CHECKING:
     from deepnvme._modules.partition import Partition
     from deepnvme._stream.stats import StreamStats
     from deepnvme._stream.weight_origin import Origin
-# Short names of dtypes, as those of `deepnvme pack`. The names of torch are accepted as well.
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 @public

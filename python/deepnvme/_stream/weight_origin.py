@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from deepnvme._modules.weight_classes import Gate
     from deepnvme._stream.model_files import ModelFiles
 
+    # A stored tensor, first byte, byte count; or source, offset, byte count, and the dtype in the file.
     StoredRange: TypeAlias = tuple[_StoredTensor, int, int] | tuple[int, int, int, str]
-
+    # The stored range, its target offset, and the target dtype.
     Conversion: TypeAlias = tuple[StoredRange, int, str]
-
 
 # CPU kernels choose their summation order by the position in a cache line. With MKL, one row times a float32 matrix
 # gives other last bits if the weights do not start at a multiple of 16 bytes.

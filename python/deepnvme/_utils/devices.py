@@ -131,10 +131,10 @@ def relaxed_capture_for(device: torch.device) -> AbstractContextManager[None]:
     Raises:
         UnsupportedError: this thread captures a graph on its current stream of the GPU.
     """
-    import torch  # noqa: PLC0415
-
     if device.type != "cuda":
         return _NOTHING
+    import torch  # noqa: PLC0415
+
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
         msg = "a CUDA graph is being captured on this thread's stream, and a transfer cannot be part of a graph"
         raise UnsupportedError(f"{msg}; transfer the tensor before or after the capture, or from another stream")

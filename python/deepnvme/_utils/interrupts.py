@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from types import CodeType
 
-
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 # Interval in seconds at which waiting threads check for Ctrl-C, which may have stopped the call that should wake them.
 POLL_INTERVAL_S = 0.05

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     _Result = TypeVar("_Result")
 
-
 # Longer than any tensor. torch counts bytes in 64 bits with a sign.
 _LONGEST_STORAGE_BYTES = (1 << 63) - 1
 # Whether torch converts one type to another, as far as it was asked.

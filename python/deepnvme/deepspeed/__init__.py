@@ -20,8 +20,7 @@ import it on first use. `install` and the builders do not, except `GDSBuilder.is
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from ._builders import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder
-from ._install import install, uninstall
+from ._install import AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder, install, uninstall
 
 if TYPE_CHECKING:
     from .async_io import aio_handle, aio_read, aio_write, deepspeed_memcpy

@@ -1,30 +1,122 @@
-"""`install()` and `uninstall()`: make an installed DeepSpeed use our ops, and undo it.
+"""Make an installed DeepSpeed use our ops: builders that load them, `install()`, and `uninstall()`.
 
-`_change_module` and `_rebind` take one module, and do nothing if it needs no change. So it does not matter whether the
-module was imported long ago or just now.
+The `load()` of a builder imports a module instead of compiling. `_change_module` and `_rebind` take one module of
+DeepSpeed, and do nothing if it needs no change. So it does not matter whether the module was imported long ago or just
+now.
 """
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import multiprocessing.spawn
 import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.patches import ImportHook, Patches
 from deepnvme._utils.public import public_in
 
 from . import _workarounds
-from ._builders import BUILDERS
 
 # In a wheel the builders are in `deepspeed.ops.op_builder`; in a source tree also in `op_builder`.
 _OP_BUILDERS = re.compile(r"(deepspeed\.ops\.)?op_builder(\..+)?")
 _ACCELERATORS = re.compile(r"(deepspeed\.)?accelerator\.\w+_accelerator")
 _CHECKPOINT_ENGINES = "deepspeed.runtime.checkpoint_engine.utils"
 _OTHERS = frozenset({"deepspeed.ops", "deepspeed.git_version_info", _CHECKPOINT_ENGINES})
+
+
+class _Builder:
+    """The interface of DeepSpeed's op builders. Nothing is built: the op is a module of this package."""
+
+    BUILD_VAR: ClassVar[str]
+    NAME: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.name = self.NAME
+
+    def absolute_name(self) -> str:
+        """Return the name of the module that `load` returns."""
+        return f"{__package__}.{self.NAME}"
+
+    def is_compatible(self, verbose: bool = False) -> bool:  # noqa: ARG002 - DeepSpeed's signature
+        """Whether the op works on this machine."""
+        return sys.platform == "linux"
+
+    def load(self, verbose: bool = False) -> ModuleType:  # noqa: ARG002 - DeepSpeed's signature
+        """Import the op and return its module."""
+        return importlib.import_module(self.absolute_name())
+
+
+@public_in("deepnvme.deepspeed")
+class AsyncIOBuilder(_Builder):
+    """A builder that loads `aio_handle`, `aio_read`, `aio_write` and `deepspeed_memcpy`. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import AsyncIOBuilder
+        >>> AsyncIOBuilder().load().__name__
+        'deepnvme.deepspeed.async_io'
+    """
+
+    BUILD_VAR = "DS_BUILD_AIO"
+    NAME = "async_io"
+
+
+@public_in("deepnvme.deepspeed")
+class PinMemoryBuilder(_Builder):
+    """A builder that loads `pin_handle`. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import PinMemoryBuilder
+        >>> PinMemoryBuilder().load().__name__
+        'deepnvme.deepspeed.pin_memory'
+    """
+
+    BUILD_VAR = "DS_BUILD_PIN_MEMORY"
+    NAME = "pin_memory"
+
+
+@public_in("deepnvme.deepspeed")
+class UtilsBuilder(_Builder):
+    """A builder that loads `cast_to_byte_tensor`. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import UtilsBuilder
+        >>> UtilsBuilder().load().__name__
+        'deepnvme.deepspeed.utils'
+    """
+
+    BUILD_VAR = "DS_BUILD_UTILS"
+    NAME = "utils"
+
+
+@public_in("deepnvme.deepspeed")
+class GDSBuilder(_Builder):
+    """A builder that loads `gds_handle`, which also works without a GPU, for CPU tensors. `verbose` is ignored.
+
+    Example:
+        >>> from deepnvme.deepspeed import GDSBuilder
+        >>> GDSBuilder().load().__name__
+        'deepnvme.deepspeed.gds'
+    """
+
+    BUILD_VAR = "DS_BUILD_GDS"
+    NAME = "gds"
+
+    def is_compatible(self, verbose: bool = False) -> bool:
+        """Whether torch reaches an NVIDIA GPU. Imports torch."""
+        if not super().is_compatible(verbose) or importlib.util.find_spec("torch") is None:
+            return False
+        torch = importlib.import_module("torch")
+        return torch.version.hip is None and bool(torch.cuda.is_available())
+
+
+BUILDERS: dict[str, type[_Builder]] = {
+    builder.__name__: builder for builder in (AsyncIOBuilder, GDSBuilder, PinMemoryBuilder, UtilsBuilder)
+}
 _BY_OP_NAME = {builder.NAME: builder for builder in BUILDERS.values()}
 
 
@@ -154,13 +246,13 @@ class _CallOnUnpickling:
 
 def _install_in_children(install: Callable[[], None], patches: Patches) -> None:
     """Make every child process started from now on call `install`, a module-level function, first."""
-    module: Any = multiprocessing.spawn
-    original: Callable[[str], dict[str, Any]] = module.get_preparation_data
+    spawn: Any = multiprocessing.spawn
+    plain_data: Callable[[str], dict[str, Any]] = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return {**original(name), _KEY: _CallOnUnpickling(install)}
+        return {**plain_data(name), _KEY: _CallOnUnpickling(install)}
 
-    patches.set_attribute(module, "get_preparation_data", get_preparation_data)
+    patches.set_attribute(spawn, "get_preparation_data", get_preparation_data)
 
 
 def _is_patched(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Submit, count and wait for the operations of one handle, and keep the order of those that access the same bytes.
+"""Operations of one handle: submitted to an engine from a pool, counted, and waited for in the order of their bytes.
 
 `start` never waits for `wait`: the lock guards two lists and the engine. It is held while the engine is created and
 while a transfer is submitted, and never during a transfer. Exactly one `wait` counts each operation. A `wait` also
@@ -6,10 +6,15 @@ waits for operations that another thread is waiting for, since they may include 
 
 DeepSpeed runs the operations of a handle one after another. Here they run concurrently. The difference shows only where
 one operation accesses bytes that another one writes, so those keep the order of submission.
+
+Programs create handles often, but an engine owns threads, a kernel queue and bounce memory. So a handle costs nothing
+until its first transfer. Then it takes an engine with its settings for exclusive use, so that handles never queue
+behind one another. When the handle is dropped, its engine waits in a small pool for the next one.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 from bisect import bisect_left, insort
 from collections.abc import Callable, Hashable, Iterable
@@ -21,8 +26,16 @@ import torch
 from deepnvme._deepnvme import Engine, Transfer, _pin_device
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 
-from . import _engine_pool
 from ._checks import Name
+
+BLOCK_BYTES_MIN = 4 << 10
+BLOCK_BYTES_MAX = 64 << 20
+QUEUE_DEPTH_MAX = 4096
+WORKERS_MAX = 64
+# Bounce memory of one engine: enough to saturate a device. Only unaligned transfers use it.
+POOL_BYTES_MAX = 32 << 20
+# Idle engines to keep, each with different settings. A program rarely uses more than two settings.
+IDLE_MAX = 2
 
 
 class Request(NamedTuple):
@@ -116,7 +129,7 @@ class Batch:
 class Operations:
     """The operations of one handle, and its engine from the first operation on."""
 
-    def __init__(self, settings: _engine_pool.EngineSettings) -> None:
+    def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._process = os.getpid()
         self._lock = make_lock()
@@ -178,12 +191,12 @@ class Operations:
         if engine is None:
             return
         if os.getpid() != self._process:
-            _engine_pool.leak_inherited((engine, self._unclaimed, self._claimed))
+            leak_inherited((engine, self._unclaimed, self._claimed))
             return
         try:
             self.wait()
         finally:
-            _engine_pool.pool.release(self._settings, engine)
+            pool.release(self._settings, engine)
 
     def _await_all(self) -> tuple[int, Exception | None]:
         self._check_process()
@@ -213,7 +226,7 @@ class Operations:
             return engine
         with self._lock:
             if self._engine is None:
-                self._engine = _engine_pool.pool.acquire(self._settings)
+                self._engine = pool.acquire(self._settings)
             return self._engine
 
     def _check_process(self) -> None:
@@ -304,3 +317,96 @@ class ByteRanges:
     def forget(self, file: Hashable) -> None:
         """Forget a file: all operations of the set on it are done."""
         self._files.pop(file, None)
+
+
+class EngineSettings(NamedTuple):
+    """Settings of an engine; the key of the pool."""
+
+    workers: int
+    queue_depth: int
+    block_bytes: int
+    submit: Literal["batch", "single"]
+    gds: Literal["preferred", "disabled"] = "disabled"
+
+    @classmethod
+    def of(cls, *, block_size: int, queue_depth: int, single_submit: bool, intra_op_parallelism: int) -> EngineSettings:
+        """Return the nearest settings that an engine accepts. All arguments are 1 or more."""
+        whole_pages = -(-block_size // BLOCK_BYTES_MIN) * BLOCK_BYTES_MIN
+        return cls(
+            workers=min(intra_op_parallelism, WORKERS_MAX),
+            queue_depth=min(queue_depth, QUEUE_DEPTH_MAX),
+            block_bytes=min(whole_pages, BLOCK_BYTES_MAX),
+            submit="single" if single_submit else "batch",
+        )
+
+    @property
+    def pool_bytes(self) -> int:
+        """Limit of the bounce memory: at least a block per worker, as an engine requires."""
+        asked = self.workers * self.queue_depth * self.block_bytes
+        return max(min(asked, POOL_BYTES_MAX), self.workers * self.block_bytes)
+
+
+class EnginePool:
+    """The idle engines. Methods may be called from any thread, and from finalisers at any time."""
+
+    def __init__(self) -> None:
+        # Re-entrant: a finaliser may release an engine while this thread is inside `acquire`.
+        self._lock = make_lock()
+        self._idle: dict[EngineSettings, Engine] = {}
+
+    def acquire(self, settings: EngineSettings) -> Engine:
+        """Return an engine with these settings for exclusive use."""
+        with self._lock:
+            engine = self._idle.pop(settings, None)
+        if engine is not None:
+            return engine
+        return Engine(
+            workers=settings.workers,
+            queue_depth=settings.queue_depth,
+            block_bytes=settings.block_bytes,
+            submit=settings.submit,
+            gds=settings.gds,
+            pool_bytes=settings.pool_bytes,
+        )
+
+    def release(self, settings: EngineSettings, engine: Engine) -> None:
+        """Keep an idle engine for the next handle, and close the oldest surplus ones."""
+        surplus = []
+        with self._lock:
+            replaced = self._idle.pop(settings, None)
+            if replaced is not None:
+                surplus.append(replaced)
+            self._idle[settings] = engine
+            for key in list(self._idle)[:-IDLE_MAX]:
+                oldest = self._idle.pop(key, None)
+                if oldest is not None:
+                    surplus.append(oldest)
+        for unused in surplus:
+            unused.close()
+
+    def clear(self) -> None:
+        """Close all idle engines."""
+        with self._lock:
+            idle = list(self._idle.values())
+            self._idle.clear()
+        for engine in idle:
+            engine.close()
+
+    def reset_after_fork(self) -> None:
+        """Forget the parent's engines in a child process."""
+        leak_inherited(self._idle)
+        self._idle = {}
+
+
+# Engines of the parent process. They are never dropped here, since their threads do not exist in this process.
+_inherited: list[object] = []
+
+
+def leak_inherited(inherited: object) -> None:
+    """Keep an object inherited over a fork from being dropped."""
+    _inherited.append(inherited)
+
+
+pool = EnginePool()
+os.register_at_fork(after_in_child=pool.reset_after_fork)
+atexit.register(pool.clear)

@@ -14,8 +14,7 @@ import torch
 
 from . import _checks, _pinned_tensors
 from ._checks import FileName
-from ._engine_pool import EngineSettings
-from ._operations import Operations, Request
+from ._operations import EngineSettings, Operations, Request
 
 # The unit of `get_alignment()`. Callers compute buffer sizes with it; the engine itself needs no alignment.
 ALIGNMENT_BYTES = 512

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._checkpoint.load_memory import LoadBuffers
-from deepnvme._checkpoint.source_files import TensorEntry, storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import TensorEntry, storage_entries, tensor_entries
 from deepnvme._deepnvme import _CheckpointReader
 from deepnvme._utils.devices import checked_device
 from deepnvme.errors import InvalidArgumentError

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from deepnvme.optim._step import SteppingOptimizer
     from deepnvme.optim._swap_store import SwapStore
 
-
 _WHOLE_MAX = 1 << 63
 # Entries of a group that a file does not set: the parameters belong to the model.
 _NOT_SETTINGS = ("params", "param_names")

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from deepnvme._utils.tensors import MemoryOrder
     from deepnvme.optim._state_store import StateKind
 
-
 ALIGNED_BYTES = 4096
 _NAME = "deepnvme.optimizer"
 _VERSION = 5

@@ -27,7 +27,6 @@ from deepnvme.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from deepnvme._swap import SwapStats
 
-
 MASTER = "master"
 _SCALES = "_scale"
 # By parameter: the name of a whole tensor, and the index of the parameter's first element in it.

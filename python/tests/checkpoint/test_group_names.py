@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from types import SimpleNamespace
 
-from deepnvme._checkpoint.distributed.group_names import _OwnName
+from deepnvme._checkpoint.distributed.process_group import _OwnName
 
 
 def name_a_group(world: SimpleNamespace) -> str:

@@ -12,9 +12,8 @@ import torch
 from safetensors import safe_open
 
 import deepnvme
-from deepnvme._checkpoint.load_request import LoadRequest
-from deepnvme._checkpoint.read_ahead import WINDOW_BYTES_MAX, ReadAhead
-from deepnvme._checkpoint.source_files import SourceFile
+from deepnvme._checkpoint.lazy import WINDOW_BYTES_MAX, ReadAhead
+from deepnvme._checkpoint.load_request import LoadRequest, SourceFile
 from deepnvme.errors import ChecksumError, ClosedError
 from forked_child import status_of_child
 

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 
 import deepnvme
-from deepnvme._checkpoint import iterate, source_files
+from deepnvme._checkpoint import iterate, load_request
 from deepnvme._deepnvme import _find_set, _run_command
 from deepnvme._stream import model_files as stream_files
 from deepnvme.errors import ChecksumError, CorruptFileError
@@ -408,7 +408,7 @@ def test_a_set_that_is_replaced_when_its_list_has_been_read(tmp_path: Path, monk
         save(seed, path)
         seed += 1
         with monkeypatch.context() as patched:
-            patched.setattr(source_files, "_find_set", replaced_meanwhile(_find_set))
+            patched.setattr(load_request, "_find_set", replaced_meanwhile(_find_set))
             loaded = load()
         if isinstance(loaded, stream_files.ModelFiles):
             assert len(loaded.tensors) == 10

@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 import torch
 
 import deepnvme
-from deepnvme.deepspeed import _engine_pool, aio_handle
+from deepnvme.deepspeed import _operations, aio_handle
 from deepnvme.deepspeed._operations import Operation
 
 if TYPE_CHECKING:
@@ -75,11 +75,11 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
         return original(**settings)
 
     gc.collect()
-    _engine_pool.pool.clear()
-    monkeypatch.setattr(_engine_pool, "Engine", make)
+    _operations.pool.clear()
+    monkeypatch.setattr(_operations, "Engine", make)
     yield calls
     gc.collect()
-    _engine_pool.pool.clear()
+    _operations.pool.clear()
 
 
 def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> None:
@@ -93,7 +93,7 @@ def test_settings_of_the_engine(tmp_path: Path, made: list[dict[str, Any]]) -> N
             "block_bytes": MIB,
             "submit": "batch",
             "gds": "disabled",
-            "pool_bytes": _engine_pool.POOL_BYTES_MAX,
+            "pool_bytes": _operations.POOL_BYTES_MAX,
         },
         {
             "workers": 2,
@@ -138,8 +138,8 @@ def test_idle_engines_are_few(tmp_path: Path, made: list[dict[str, Any]]) -> Non
     for depth in range(1, 11):
         aio_handle(queue_depth=depth).sync_pwrite(torch.zeros(100), str(tmp_path / "file"))
     assert len(made) == 10
-    assert engine_threads() == before + _engine_pool.IDLE_MAX
-    _engine_pool.pool.clear()
+    assert engine_threads() == before + _operations.IDLE_MAX
+    _operations.pool.clear()
     assert engine_threads() == before
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from deepnvme.deepspeed import _engine_pool, _pinned_tensors, aio_handle, gds_handle
+from deepnvme.deepspeed import _operations, _pinned_tensors, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
@@ -23,7 +23,7 @@ def handle(request: pytest.FixtureRequest, gpu: Any) -> Iterator[Any]:
     yield handle
     del handle
     gc.collect()
-    _engine_pool.pool.clear()
+    _operations.pool.clear()
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def gds(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[gds_handle]:
         monkeypatch.setattr(_pinned_tensors, "allocate_on_gpu", allocate)
     yield gds_handle()
     gc.collect()
-    _engine_pool.pool.clear()
+    _operations.pool.clear()
     assert len(_pinned_tensors.pinned_on_gpu) == 0
 
 
@@ -138,7 +138,7 @@ def test_a_handle_dropped_with_operations_pending(gpu: Any, tmp_path: Path) -> N
         assert path.read_bytes() == bits(host)
         assert bits(gpu.to_host(target)) == bits(host)
         del target
-    _engine_pool.pool.clear()
+    _operations.pool.clear()
 
 
 def test_made_filled_and_freed(gpu: Any, gds: gds_handle, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import deepnvme
-from deepnvme.deepspeed import _engine_pool, aio_handle, gds_handle
+from deepnvme.deepspeed import _operations, aio_handle, gds_handle
 
 from .test_transfer import bits, values
 
@@ -98,7 +98,7 @@ def test_handles_and_their_tensors(tmp_path: Path, make: Any) -> None:
         if make is gds_handle:
             handle.free_pinned_device_tensor(tensor)
         del handle
-        _engine_pool.pool.clear()
+        _operations.pool.clear()
 
     expect_no_growth(cycle)
     assert path.read_bytes() == bits(host)

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import deepnvme
 from deepnvme._checkpoint import iterate
 from deepnvme._checkpoint.iterate import split_chunks
-from deepnvme._checkpoint.source_files import TensorEntry
+from deepnvme._checkpoint.load_request import TensorEntry
 from deepnvme.errors import CorruptFileError
 from deepnvme.integrations.weights import iterate_weights
 from process_memory import PROCESS_MEMORY

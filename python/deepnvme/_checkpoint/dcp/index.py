@@ -1,4 +1,4 @@
-"""The index ``deepnvme.json`` of a distributed checkpoint: it says which file contains which part of which tensor."""
+"""The folder of a distributed checkpoint, and its index ``deepnvme.json``: which file holds which part of a tensor."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from deepnvme._utils.public import to_absolute_path
+from deepnvme.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterable
+    from pathlib import Path
 
 INDEX_NAME = "deepnvme.json"
 _VERSION = 1
@@ -227,3 +232,25 @@ def _decode_location(encoded: Any) -> ItemLocation:
 
 def _damaged(what: str) -> ValueError:
     return ValueError(f"{what}; restore the file from a copy, or load another checkpoint")
+
+
+class CheckpointFolder:
+    """A folder that is given to the constructor of ``owner``, or as ``checkpoint_id`` to ``function``."""
+
+    def __init__(self, path: str | os.PathLike[str] | None, owner: str, function: str) -> None:
+        self.given: Path | None = None
+        self._owner, self._function = owner, function
+        self.replace(path)
+
+    @property
+    def path(self) -> Path:
+        """The absolute path."""
+        if self.given is None:
+            msg = f"no folder was given; pass a path to {self._owner}, or a checkpoint_id to {self._function}"
+            raise InvalidArgumentError(msg)
+        return self.given
+
+    def replace(self, path: str | os.PathLike[str] | None) -> None:
+        """Use another folder, if there is one."""
+        if path is not None:
+            self.given = to_absolute_path(path)

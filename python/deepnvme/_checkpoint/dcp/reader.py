@@ -17,8 +17,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from deepnvme._checkpoint.dcp.folder import CheckpointFolder
-from deepnvme._checkpoint.dcp.index import INDEX_NAME, ItemLocation, decode, decode_fingerprints
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, CheckpointFolder, ItemLocation, decode, decode_fingerprints
 from deepnvme._checkpoint.dcp.shard import BufferedItem, Shard, request_groups
 from deepnvme._checkpoint.dcp.values import OwnKeys, element, repickle_safely
 from deepnvme._checkpoint.load_into import TargetOverlaps

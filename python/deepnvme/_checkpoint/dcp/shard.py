@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from deepnvme._checkpoint.load_into import compare
-from deepnvme._checkpoint.source_files import storage_entries, tensor_entries
+from deepnvme._checkpoint.load_request import storage_entries, tensor_entries
 from deepnvme._deepnvme import _CheckpointReader, _crc64
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.tensors import copy_exactly

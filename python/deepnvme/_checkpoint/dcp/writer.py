@@ -16,12 +16,10 @@ from torch.distributed.checkpoint.planner import WriteItemType
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from deepnvme._checkpoint.dcp.folder import CheckpointFolder
-from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, ItemLocation, decode, encode
+from deepnvme._checkpoint.dcp.index import INDEX_NAME, OWNED_KEY, CheckpointFolder, ItemLocation, decode, encode
 from deepnvme._checkpoint.dcp.values import check_loadable
 from deepnvme._checkpoint.pickler import warn_of_refused_values
-from deepnvme._checkpoint.save import SaveOptions, checked_tensors, plan_safetensors
-from deepnvme._checkpoint.shards import fingerprints
+from deepnvme._checkpoint.save import SaveOptions, checked_tensors, fingerprints, plan_safetensors
 from deepnvme._deepnvme import _CheckpointReader, _make_folders, _SetReplacement
 from deepnvme._utils.gc_pause import GcPause, gc_paused
 from deepnvme._utils.interrupts import is_of_handler

@@ -1,7 +1,7 @@
 """Checkpoints that several processes save and restore together.
 
-- ``process_group`` connects the ranks, and ``group_names`` names their groups.
-- ``save`` chooses the ranks that write, and writes a state that all ranks have. ``state`` checks that it is the same.
+- ``process_group`` connects the ranks, and names their groups.
+- ``save`` chooses the ranks that write, checks that all ranks have the same state, and writes it.
 - ``sharded`` saves and restores states of DTensors.
 - ``parts`` copies files between the local disks of machines.
 """

@@ -11,9 +11,8 @@ from deepnvme._checkpoint.checkpoint import SHARDS_LIST
 from deepnvme._checkpoint.dcp.reader import DeepnvmeReader, MissingNamesPlanner
 from deepnvme._checkpoint.dcp.writer import ComparingPlanner, DeepnvmeWriter
 from deepnvme._checkpoint.distributed.process_group import run_interruptibly
-from deepnvme._checkpoint.nested_states import named_tensors
+from deepnvme._checkpoint.nested_states import empty_containers, named_tensors, refuse_lost
 from deepnvme._checkpoint.pickler import warn_of_refused_values
-from deepnvme._checkpoint.plain_values import empty_containers, refuse_lost
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._deepnvme import _crc64, _NewFolder
 from deepnvme._utils.interrupts import SignalSafeEvent, is_of_handler
