@@ -317,8 +317,8 @@ pub(crate) fn _pack_rows(
 }
 
 /// Number of rows; shape, type and scales of a row; bytes of a row with its scales, rows and bytes of a block, whether
-/// the checksums are in a list; and the number of hot rows.
-type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize, bool), u64);
+/// the checksums are in a list; the number of hot rows; and the first row of each table.
+type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize, bool), u64, Vec<u64>);
 
 /// Parses the description of a packed table in the file `name`, which has these tensors.
 #[pyfunction]
@@ -336,7 +336,8 @@ pub(crate) fn _parse_packed_rows(
     let BlockLayout { row_bytes, rows_per_block, block_bytes, checksums } = described.layout;
     let blocks = (row_bytes, rows_per_block, block_bytes, checksums == ChecksumPlace::List);
     let hot_rows = described.hot.map_or(0, |(count, _)| count);
-    Ok((described.rows, described.row_shape, described.dtype, described.scales, blocks, hot_rows))
+    let PackedDescription { rows, row_shape, dtype, scales, first_rows, .. } = described;
+    Ok((rows, row_shape, dtype, scales, blocks, hot_rows, first_rows))
 }
 
 /// Returns the bytes that a gather of one row reads, from a packed table with rows of this size.

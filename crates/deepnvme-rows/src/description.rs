@@ -55,6 +55,7 @@ struct Row {
     shape: Vec<u64>,
     dtype: String,
     scales: Option<Scales>,
+    first_rows: Option<Vec<u64>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -144,6 +145,8 @@ pub struct PackedDescription {
     pub dtype: String,
     /// The number of the scales of a row, and torch's name of their type.
     pub scales: Option<(u64, String)>,
+    /// The first row of each table that was packed, in order.
+    pub first_rows: Vec<u64>,
     /// The blocks.
     pub layout: BlockLayout,
     /// The number of hot rows, and the CRC-32C of their list.
@@ -196,8 +199,12 @@ impl PackedDescription {
         if listed != tensors.checksums.map_or(0, |(_, bytes)| bytes) || (listed == 0) != tensors.checksums.is_none() {
             return Err(Error::Damaged("its checksums are not those of the file".into()));
         }
+        let first_rows = row.first_rows.unwrap_or_else(|| vec![0]);
+        if first_rows.first() != Some(&0) || !first_rows.is_sorted() || first_rows.last() > Some(&rows) {
+            return Err(Error::Damaged("its tables are not in order".into()));
+        }
         let scales = row.scales.map(|Scales { count, dtype }| (count, dtype));
-        Ok(Self { rows, row_shape: row.shape, dtype: row.dtype, scales, layout, hot, tensors })
+        Ok(Self { rows, row_shape: row.shape, dtype: row.dtype, scales, first_rows, layout, hot, tensors })
     }
 
     /// Reads what an open table keeps in memory, and compares the header of the file with its checksum.

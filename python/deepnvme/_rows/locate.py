@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from pathlib import Path
@@ -60,6 +61,11 @@ class Located(NamedTuple):
     def rows(self) -> int:
         """Number of rows."""
         return sum(rows for _, _, rows in self.ranges)
+
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """The first row of each part."""
+        return (0, *itertools.accumulate(rows for _, _, rows in self.ranges[:-1]))
 
     def behind(self, files: int) -> tuple[list[tuple[int, int, int]], int]:
         """Return the ranges, with their files behind this many others, and the bytes of a row."""

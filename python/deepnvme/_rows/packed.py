@@ -38,6 +38,8 @@ class Packed(NamedTuple):
     has_checksum_list: bool
     """Whether the checksums of blocks are in memory, not in the blocks."""
     hot_rows: int
+    first_rows: tuple[int, ...]
+    """The first row of each tensor that was packed."""
     scales: tuple[torch.dtype, int] | None
     """The dtype and the number of the scales of a row."""
     source: tuple[str, tuple[_Place, _Place | None, _Place | None]]
@@ -49,6 +51,8 @@ def describe(rows: Located, scales: Located | None) -> str:
     row: dict[str, Any] = {"shape": rows.row_shape, "dtype": str(rows.dtype).removeprefix("torch.")}
     if scales is not None:
         row["scales"] = {"count": math.prod(scales.row_shape), "dtype": str(scales.dtype).removeprefix("torch.")}
+    if len(rows.ranges) > 1:
+        row["first_rows"] = rows.first_rows
     return json.dumps(row)
 
 
@@ -83,10 +87,10 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
         (stored[name].offset, stored[name].nbytes) if name in stored else None for name in (_HOT_TENSOR, _CHECKSUMS)
     )
     tensors = (place, hot, checksums)
-    rows, row_shape, dtype, scales, blocks, hot_rows = _parse_packed_rows(request.name, text, tensors)
+    rows, row_shape, dtype, scales, blocks, hot_rows, firsts = _parse_packed_rows(request.name, text, tensors)
     located = Located([reader], [(0, place[0], rows)], tuple(row_shape), _dtype(request, dtype))
     kinds = None if scales is None else (_dtype(request, scales[1]), scales[0])
-    return Packed(located, *blocks, hot_rows, kinds, (text, tensors))
+    return Packed(located, *blocks, hot_rows, tuple(firsts), kinds, (text, tensors))
 
 
 def _dtype(request: LoadRequest, name: str) -> torch.dtype:

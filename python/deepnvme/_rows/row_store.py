@@ -103,14 +103,14 @@ class RowStore:
                 kind, count = packed.scales
                 behind_rows = (count, described.row_bytes), SCALES[kind]
             self._store = _RowStore(described.files, packed.source, behind_rows, nbytes, engine)
-            self._has_scales = packed.scales is not None
+            self._has_scales, self._first_rows = packed.scales is not None, packed.first_rows
         else:
             described, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
             files = [*described.files, *(scale_table.files if scale_table else ())]
             behind = len(described.files)
             argument = None if scale_table is None else (scale_table.behind(behind), SCALES[scale_table.dtype])
             self._store = _RowStore(files, described.behind(0), argument, nbytes, engine)
-            self._has_scales = scale_table is not None
+            self._has_scales, self._first_rows = scale_table is not None, described.first_rows
         self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
         self._is_closed = False
 
@@ -199,6 +199,24 @@ class RowStore:
     def shape(self) -> tuple[int, ...]:
         """The shape of the table; the first size is its number of rows."""
         return (self._rows, *self._row_shape)
+
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """The first row of each tensor of the table, in their order.
+
+        Several tables with rows of one kind can be one ``RowStore``, and their rows are read together:
+
+        >>> state = {"a": torch.zeros(10, 4), "b": torch.ones(10, 4)}
+        >>> size = deepnvme.save(state, "tables.safetensors")
+        >>> tables = deepnvme.RowStore("tables.safetensors", ["a", "b"], memory="1MB")
+        >>> first_of_a, first_of_b = tables.first_rows
+        >>> ids = torch.tensor([3, 7])
+        >>> rows_of_a, rows_of_b = tables.gather(torch.stack([ids + first_of_a, ids + first_of_b]))
+        >>> rows_of_b
+        tensor([[1., 1., 1., 1.],
+                [1., 1., 1., 1.]])
+        """
+        return self._first_rows
 
     @property
     def dtype(self) -> torch.dtype:

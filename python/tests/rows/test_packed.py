@@ -118,6 +118,22 @@ def test_no_flipped_bit_is_taken_for_a_row(source: Path, tmp_path: Path, columns
     assert noticed == len(places)
 
 
+def test_several_tables_keep_their_first_rows(tmp_path: Path) -> None:
+    tables = {f"layers.{index}": torch.randn(rows, 24) for index, rows in enumerate((10, 0, 7, 300))}
+    deepnvme.save(tables, tmp_path / "source")
+    names = ["layers.2", "layers.1", "layers.3", "layers.0"]
+    with deepnvme.RowStore(tmp_path / "source", names, memory="1MB") as store:
+        assert store.first_rows == (0, 7, 7, 307)
+        firsts = [store.first_rows[names.index(f"layers.{index}")] for index in (0, 2, 3)]
+        rows = store.gather(torch.tensor(firsts)[:, None] + torch.tensor([6, 0]))
+        assert torch.equal(rows, torch.stack([tables[f"layers.{index}"][[6, 0]] for index in (0, 2, 3)]))
+    with deepnvme.RowStore.create(tmp_path / "rows", tmp_path / "source", names, memory="1MB") as store:
+        assert store.first_rows == (0, 7, 7, 307)
+        assert torch.equal(store.gather([308]), tables["layers.0"][1:2])
+    with deepnvme.RowStore(tmp_path / "source", "layers.0", memory="1MB") as store:
+        assert store.first_rows == (0,)
+
+
 @pytest.mark.parametrize("columns", [1024, 2048, 4096])
 def test_rows_of_whole_pages_are_read_alone(tmp_path: Path, columns: int) -> None:
     table = torch.randn(50, columns).bfloat16()
@@ -205,6 +221,7 @@ CHANGES = [
     lambda description: description["row"].update(scales={"dtype": "float32", "count": 0}),
     # Of a tensor that the file does not have.
     lambda description: description.update(hot={"rows": 0, "crc32c": 0}),
+    *(other("row.first_rows", value) for value in ([], [1], [0, 9, 8], [0, 2001], [0, -1], "x", [[0]], 0)),
     *(other("checksums", value) for value in ("list", "none", None, 3)),
     *(other("header_crc32c", value) for value in ("0123ABCD", "123", "", None, 7)),
     lambda description: description.pop("row"),

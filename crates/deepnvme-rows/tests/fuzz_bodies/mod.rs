@@ -23,8 +23,9 @@ pub(crate) fn packed_rows(text: &[u8]) {
     let Ok(text) = std::str::from_utf8(text) else { return };
     let tensors = stated_tensors(text);
     let Ok(described) = PackedDescription::parse(text, tensors) else { return };
-    let PackedDescription { rows, row_shape, dtype, scales, layout, hot, .. } = &described;
+    let PackedDescription { rows, row_shape, dtype, scales, first_rows, layout, hot, .. } = &described;
     assert!(layout.is_valid() && row_shape.iter().all(|size| *size > 0));
+    assert!(first_rows.is_sorted() && first_rows[0] == 0 && first_rows.iter().all(|first| first <= rows));
     let copies = hot.map_or(0, |(count, _)| count);
     assert!(copies <= *rows && tensors.hot.map(|(_, bytes)| bytes) == hot.map(|(count, _)| count * 4));
     let block_bytes = layout.block_bytes as u64;
@@ -47,7 +48,8 @@ pub(crate) fn packed_rows(text: &[u8]) {
     let again = json!({
         "version": 1, "rows": rows, "row_bytes": layout.row_bytes, "rows_per_block": layout.rows_per_block,
         "block_bytes": block_bytes, "checksums": if is_listed { "list" } else { "block" },
-        "header_crc32c": "0123abcd", "row": { "shape": row_shape, "dtype": dtype, "scales": scales }, "hot": hot,
+        "header_crc32c": "0123abcd", "hot": hot,
+        "row": { "shape": row_shape, "dtype": dtype, "scales": scales, "first_rows": first_rows },
     });
     assert_eq!(PackedDescription::parse(&again.to_string(), tensors).unwrap(), described);
     let range = RowRange { file: 0, offset: block_bytes, rows: *rows };
