@@ -9,8 +9,10 @@ use serde::Deserialize;
 use crate::blocks::BlockLayout;
 use crate::error::{Error, Result};
 use crate::hot_rows::{HotRowList, HotRows, NUMBER_BYTES};
-use crate::pack::PACKED_VERSION;
 use crate::table::{RowRange, Table};
+
+/// The version of the format.
+pub const PACKED_VERSION: u32 = 1;
 
 /// Read first: all else depends on it.
 #[derive(Debug, Deserialize)]

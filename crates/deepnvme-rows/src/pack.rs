@@ -11,7 +11,7 @@ use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, Transfer};
 use serde_json::json;
 
 use crate::blocks::BlockLayout;
-use crate::description::PackedDescription;
+use crate::description::{PACKED_VERSION, PackedDescription};
 use crate::error::{Error, Result};
 use crate::hot_rows::{HotRows, NUMBER_BYTES, checksum_of};
 use crate::store::RowStore;
@@ -21,8 +21,6 @@ use crate::table::Table;
 pub const PACKED_TENSOR: &str = "rows";
 /// The key of the description in the metadata.
 pub const PACKED_KEY: &str = "deepnvme.rows";
-/// The version of the format.
-pub const PACKED_VERSION: u32 = 1;
 /// The name of the tensor with the numbers of hot rows.
 pub const HOT_TENSOR: &str = "hot_rows";
 /// Bytes of rows that are read at a time.

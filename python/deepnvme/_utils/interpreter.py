@@ -13,6 +13,7 @@ def check_interpreter() -> None:
     Raises:
         ClosedError: nothing can be imported any more.
     """
-    if sys.meta_path is None:
+    finders: object = sys.meta_path
+    if finders is None:
         msg = "the interpreter is ending: save and load earlier, in a with block or a function of atexit.register"
         raise ClosedError(msg)
