@@ -59,7 +59,7 @@ fn every_scenario_is_drawn_and_does_something() {
 #[test]
 fn the_same_seed_is_the_same_execution() {
     let all = |report: &RunReport| (report.trace, report.steps, report.failures.clone());
-    for kind in ScenarioKind::ALL.into_iter().chain([ScenarioKind::Rows, ScenarioKind::Overclaiming]) {
+    for kind in ScenarioKind::ALL.into_iter().chain(ScenarioKind::NAMED).chain([ScenarioKind::Overclaiming]) {
         let first = reports(20, Some(kind), |_| true);
         let traces: std::collections::BTreeSet<u64> = first.iter().map(|(_, report)| report.trace).collect();
         assert!(traces.len() > 15, "{}: seeds hardly matter", kind.name());
@@ -77,6 +77,14 @@ fn gathered_rows_are_those_of_the_file() {
     let failed = reports(400, Some(ScenarioKind::Rows), |report| !report.failures.is_empty());
     if let Some((seed, report)) = failed.first() {
         panic!("{} of 400 seeds failed, such as {seed}: {:?}", failed.len(), report.failures);
+    }
+}
+
+#[test]
+fn a_conversion_replaces_a_file_or_leaves_it() {
+    let failed = reports(300, Some(ScenarioKind::Conversions), |report| !report.failures.is_empty());
+    if let Some((seed, report)) = failed.first() {
+        panic!("{} of 300 seeds failed, such as {seed}: {:?}", failed.len(), report.failures);
     }
 }
 

@@ -55,7 +55,7 @@ mod simulated {
                 "--twice" => found.twice = true,
                 "--only" => {
                     let name = arguments.next().unwrap_or_default();
-                    let mut all = ScenarioKind::ALL.into_iter().chain([ScenarioKind::Rows]);
+                    let mut all = ScenarioKind::ALL.into_iter().chain(ScenarioKind::NAMED);
                     let kind = all.find(|kind| kind.name() == name);
                     found.only = Some(kind.ok_or_else(|| format!("no such scenario: {name}"))?);
                 }

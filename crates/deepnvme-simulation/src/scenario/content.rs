@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use deepnvme_checkpoint::read::{INDEX_SUFFIX, Reader, Verify, find_set};
 use deepnvme_checkpoint::write::{Record, Save, SaveOptions, Saved, Staging, Tensor};
-use deepnvme_checkpoint::{Error, Progress, Result};
+use deepnvme_checkpoint::{Error, Progress, Result, convert};
 use deepnvme_file::Target;
 use deepnvme_file::{
     self, Replacement,
@@ -47,6 +47,8 @@ pub(super) enum Content {
     /// Several safetensors files and their index, or one file that replaces them: the Rust part of
     /// `save(max_shard_bytes=...)`.
     Shards,
+    /// A torch archive that `convert` makes of a safetensors file.
+    Converted,
 }
 
 /// Written content without its final name.
@@ -116,13 +118,7 @@ impl Content {
         let options =
             SaveOptions { durability: request.durability, has_checksums: true, staging: request.staging.clone() };
         let progress = Arc::new(Progress::default());
-        let canceller = request.is_cancelled.then(|| {
-            let (progress, mut rng) = (Arc::clone(&progress), Rng::keyed(request.seed, &[CANCEL_KEY, request.version]));
-            thread::spawn(move || {
-                (0..rng.below(CANCEL_SWITCHES_MAX)).for_each(|_| thread::yield_now());
-                progress.stop();
-            })
-        });
+        let canceller = start_canceller(request, &progress);
         let written = if self == Self::Shards && is_one_file(request.seed, request.version) {
             let save = Self::Safetensors.plan(&request.target.path(), &tensors, options);
             save.and_then(|save| save.write(Arc::clone(request.engine), request.target, progress))
@@ -195,6 +191,29 @@ impl Content {
         };
         Ok(recognise(seed, &found))
     }
+}
+
+/// Starts a thread that cancels a save on the way, if it is to be cancelled.
+fn start_canceller(request: &SaveRequest<'_>, progress: &Arc<Progress>) -> Option<thread::JoinHandle<()>> {
+    request.is_cancelled.then(|| {
+        let (progress, mut rng) = (Arc::clone(progress), Rng::keyed(request.seed, &[CANCEL_KEY, request.version]));
+        thread::spawn(move || {
+            (0..rng.below(CANCEL_SWITCHES_MAX)).for_each(|_| thread::yield_now());
+            progress.stop();
+        })
+    })
+}
+
+/// Makes the file of a version by converting another one. A conversion that is cancelled late succeeds.
+pub(super) fn convert_from(source: &Path, request: &SaveRequest<'_>) -> Result<()> {
+    let options = SaveOptions { durability: request.durability, has_checksums: true, staging: request.staging.clone() };
+    let progress = Arc::new(Progress::default());
+    let canceller = start_canceller(request, &progress);
+    let converted = convert(request.engine, source, &request.target.path(), options, &progress);
+    if let Some(canceller) = canceller {
+        let _ = canceller.join();
+    }
+    converted.map(drop)
 }
 
 fn tensor((index, bytes): (usize, &Vec<u8>)) -> Tensor {

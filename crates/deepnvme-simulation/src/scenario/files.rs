@@ -9,9 +9,10 @@ use deepnvme_io::Durability;
 use deepnvme_simulation_runtime::thread;
 use deepnvme_testkit::rng::Rng;
 
-use super::content::{self, Content, FoundContent};
+use super::content::{self, Content, FoundContent, SaveRequest};
 use super::context::{Context, SETUP_ENGINE, SETUP_PROCESS};
 use super::folders::make_folders;
+use super::payload::Version;
 use super::users::{self, TakenNames};
 use crate::world::FIRST_USER;
 
@@ -19,7 +20,7 @@ mod end_check;
 mod saves;
 
 use end_check::check_end;
-use saves::{Item, SaveChoice, Scenario, read, report_failure, save};
+use saves::{Item, SaveChoice, Scenario, read, report_failure, save, source_of};
 
 /// Layout of the file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +36,9 @@ pub(super) enum FileLayout {
 const DURABILITIES: [Durability; 4] = [Durability::None, Durability::Data, Durability::Full, Durability::Full];
 const MODEL: &str = "model.bin";
 const SHARDED: &str = "model.safetensors";
+/// More versions than a run of conversions makes: up to three saves of three threads of three processes, and those before
+/// and after them.
+const VERSIONS_MAX: Version = 48;
 
 /// Runs checkpoints with the real code that saves and loads them.
 pub(super) fn run_saves(context: &Context) {
@@ -48,10 +52,21 @@ pub(super) fn run_shards(context: &Context) {
     run(context, FileLayout::Single, Content::Shards);
 }
 
+/// Runs conversions of checkpoints.
+pub(super) fn run_conversions(context: &Context) {
+    run(context, FileLayout::Single, Content::Converted);
+}
+
 /// Runs the scenario.
 pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     let mut rng = context.rng(1);
-    let folders = make_folders(context, if layout == FileLayout::Striped { rng.within(2..4) as usize } else { 1 });
+    let count = match layout {
+        FileLayout::Striped => rng.within(2..4) as usize,
+        _ if content == Content::Converted => 2,
+        _ => 1,
+    };
+    let mut folders = make_folders(context, count);
+    let sources = if content == Content::Converted { folders.pop() } else { None };
     let items = match layout {
         FileLayout::Single if content == Content::Shards => {
             let item = item(context, &folders[0], SHARDED);
@@ -66,6 +81,7 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
         content,
         items,
         folders,
+        sources,
         next_version: Mutex::new(1),
         is_overclaiming: layout == FileLayout::Overclaiming,
         // After a power cut, a name with one non-durable save allows almost any content.
@@ -74,6 +90,9 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
         seed: rng.next_u64(),
     });
     create_user_files(context, &scenario, &mut rng);
+    if scenario.sources.is_some() {
+        create_sources(context, &scenario);
+    }
     if rng.chance(600) {
         create_initial_files(context, &scenario);
     }
@@ -90,7 +109,8 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     let is_cut = context.world.state().setup.power_cut_at.is_some();
     context.world.bound_memory();
     // With several files, only few moments reveal a bug.
-    let chance = if layout == FileLayout::Striped || content == Content::Shards { 1000 } else { 300 };
+    let is_rare = layout == FileLayout::Striped || matches!(content, Content::Shards | Content::Converted);
+    let chance = if is_rare { 1000 } else { 300 };
     let watched = Arc::clone(&scenario);
     context.check_crashes(chance, 2, move || {
         let seen = watched.copy();
@@ -105,6 +125,32 @@ pub(super) fn run(context: &Context, layout: FileLayout, content: Content) {
     }
     context.finish_running(running, is_cut);
     check_end(context, &scenario, is_cut);
+}
+
+/// Creates the files that are converted.
+fn create_sources(context: &Context, scenario: &Arc<Scenario>) {
+    let failing = std::mem::take(&mut context.world.state().setup.failing_per_mille);
+    let first = Arc::clone(scenario);
+    let process = context.process(SETUP_PROCESS, move |context| {
+        let Ok(engine) = context.engine(SETUP_ENGINE) else { return };
+        for version in 1..=VERSIONS_MAX {
+            let path = first.sources.as_ref().map(|folder| source_of(folder, version)).unwrap_or_default();
+            let request = SaveRequest {
+                engine: &engine,
+                target: &Target::from(&path),
+                seed: first.seed,
+                version,
+                durability: Durability::Full,
+                staging: None,
+                is_cancelled: false,
+            };
+            let written = Content::Safetensors.write(&request).and_then(|written| written.commit(Durability::Full));
+            report_failure(context, written);
+        }
+    });
+    context.join(vec![process]);
+    context.world.reset_steps();
+    context.world.state().setup.failing_per_mille = failing;
 }
 
 /// Creates the initial files.

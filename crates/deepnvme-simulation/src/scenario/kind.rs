@@ -23,6 +23,8 @@ pub enum ScenarioKind {
     Packing,
     /// Requests to engines, cancelled at any point.
     Transfers,
+    /// Conversions of checkpoints. No seed draws this: that would change the scenarios of all others.
+    Conversions,
     /// Gathers of rows. No seed draws this: that would change the scenarios of all others.
     Rows,
     /// Files by a saver that syncs nothing and claims it did; no seed draws this.
@@ -45,6 +47,9 @@ impl ScenarioKind {
         Self::Transfers,
     ];
 
+    /// Scenarios that are run by name only.
+    pub const NAMED: [Self; 2] = [Self::Conversions, Self::Rows];
+
     /// Returns the name for the command line.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -58,6 +63,7 @@ impl ScenarioKind {
             Self::Ranks => "ranks",
             Self::Packing => "packing",
             Self::Transfers => "transfers",
+            Self::Conversions => "conversions",
             Self::Rows => "rows",
             Self::Overclaiming => "overclaiming",
             Self::Script => "script",

@@ -37,6 +37,7 @@ pub fn run(kind: ScenarioKind, context: &Context) {
         ScenarioKind::Ranks => ranks::run(context),
         ScenarioKind::Packing => packing::run(context),
         ScenarioKind::Transfers => transfers::run(context),
+        ScenarioKind::Conversions => files::run_conversions(context),
         ScenarioKind::Rows => rows::run(context),
         ScenarioKind::Overclaiming => files::run(context, files::FileLayout::Overclaiming, Content::Bytes),
         ScenarioKind::Script => {}

@@ -1,6 +1,6 @@
 //! Save and read the replaced files, and track their possible contents.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use deepnvme_checkpoint::write::{POOL_BYTES_MAX, Staging};
@@ -11,7 +11,7 @@ use deepnvme_mem::sync::ignore_poison;
 use deepnvme_simulation_runtime::thread;
 use rustix::io::Errno;
 
-use crate::scenario::content::{Content, FoundContent, SaveRequest};
+use crate::scenario::content::{self, Content, FoundContent, SaveRequest};
 use crate::scenario::context::Context;
 use crate::scenario::payload::Version;
 use crate::scenario::save_log::SaveLog;
@@ -35,6 +35,8 @@ pub(super) struct Scenario {
     pub(super) content: Content,
     pub(super) items: Vec<Item>,
     pub(super) folders: Vec<PathBuf>,
+    /// Where the files are that are converted, one for each version.
+    pub(super) sources: Option<PathBuf>,
     pub(super) next_version: Mutex<Version>,
     pub(super) is_overclaiming: bool,
     /// Durabilities of saves, drawn uniformly.
@@ -58,6 +60,7 @@ impl Scenario {
             content: self.content,
             items: self.items.iter().map(Item::copy).collect(),
             folders: self.folders.clone(),
+            sources: self.sources.clone(),
             next_version: Mutex::new(*ignore_poison(self.next_version.lock())),
             is_overclaiming: self.is_overclaiming,
             durabilities: self.durabilities,
@@ -136,14 +139,23 @@ pub(super) fn save(
         staging: choice.staging.clone(),
         is_cancelled: choice.is_cancelled,
     };
-    let outcome = match scenario.content.write(&request) {
+    let written = match &scenario.sources {
+        Some(folder) => content::convert_from(&source_of(folder, version), &request).map(|()| None),
+        None => scenario.content.write(&request).map(Some),
+    };
+    let outcome = match written {
         Err(error) if choice.is_cancelled && is_cancellation(&error) => Ok(()),
         Err(error) => Err(error),
         Ok(_) if choice.is_cancelled => Ok(()),
-        Ok(written) => written.commit(request.durability),
+        Ok(written) => written.map_or(Ok(()), |written| written.commit(request.durability)),
     };
     lock(&item.log).end(version, outcome.is_ok() && !choice.is_cancelled);
     outcome
+}
+
+/// Returns the file that is converted to a version.
+pub(super) fn source_of(folder: &Path, version: Version) -> PathBuf {
+    folder.join(format!("source-{version}.safetensors"))
 }
 
 pub(super) fn lock(log: &Mutex<SaveLog>) -> MutexGuard<'_, SaveLog> {
