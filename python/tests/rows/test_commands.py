@@ -332,7 +332,7 @@ def test_drawn_ids_are_rows(rows: int, exponent: float | None) -> None:
 
 def test_zipf_ids_follow_the_exponent() -> None:
     counts = [count for _, count in Counter(DrawnIds(10_000, 1.0).draw(200_000).tolist()).most_common()]
-    # The most used row has about the logarithm of 2 to the base of the number of rows.
+    # The most frequent row has about the logarithm of 2 to the base of the number of rows.
     assert counts[0] / 200_000 == pytest.approx(0.0753, rel=0.05)
     assert 1.5 < counts[0] / counts[1] < 2.0
     uniform = Counter(DrawnIds(10_000, None).draw(200_000).tolist())
