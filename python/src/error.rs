@@ -56,7 +56,7 @@ fn build<'py>(py: Python<'py>, error: &Error) -> PyResult<Bound<'py, PyAny>> {
     Ok(value)
 }
 
-/// Returns the module with the classes. It is kept: objects that outlive the import system may fail, too.
+/// Returns the module with the classes. It is kept: objects that outlive the import system may also fail.
 pub(crate) fn module<'py>(py: Python<'py>) -> PyResult<&'py Bound<'py, PyModule>> {
     static MODULE: GilOnce<Py<PyModule>> = GilOnce::new();
     Ok(MODULE.get_or_try_init(py, || py.import("deepnvme.errors").map(Bound::unbind))?.bind(py))
