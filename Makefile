@@ -23,7 +23,7 @@ PACKAGE := $(shell find python/deepnvme -name '*.py' -o -name '*.pyi' -o -name p
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(STAMPS)/demo $(STAMPS)/wheel ## save, load, generate and train beside the tools of today (DEMO_SIZE=2GB, DEMO_DIR=folder)
+demo: $(STAMPS)/demo $(STAMPS)/wheel ## save, load, generate and train, compared with the tools of today (DEMO_SIZE=2GB, DEMO_DIR=folder)
 	@mkdir -p $(or $(DEMO_DIR),target/demo)
 	@$(BIN)/deepnvme demo $(or $(DEMO_DIR),target/demo) $(if $(DEMO_SIZE),--size $(DEMO_SIZE))
 

@@ -43,7 +43,7 @@ def main(folder: Path, timeline: Path) -> None:
     print(f"the drive was busy for {summary['disk_busy_s']:.3f} s")
     for lane in summary["lanes"]:
         print(f"{lane['name']}: {lane['spans']} spans, {lane['busy_s']:.3f} s")
-        print(f"  {lane['beside_disk']:.0%} of that beside the drive")
+        print(f"  {lane['beside_disk']:.0%} of that while the drive worked")
     print(f"{timeline.name}: {timeline.stat().st_size / 1e3:.0f} kB, open it in a browser")
 
 

@@ -30,6 +30,8 @@ BANNED = {
     r", too(?=[.;:,)]|$)": "also, before the verb",
     r"(?:^|(?<=[.;:] ))(?:What|Who) (?:is|are|was|has|have|does|goes|comes|can|may|must|will)\b": "a noun",
     r"\bknobs?\b": "setting",
+    r"\b[Bb]eside\b": "next to, in addition to, compared with, during",
+    r"\b[Cc]ontestants?\b": "tool",
     r"\bbounce slots?\b": "bounce buffer",
     r"\b[Pp]age-locked\b": "pinned",
     # Names of other projects keep their spelling: dotted ones, and these.

@@ -1,4 +1,4 @@
-"""``python -m casebench``: each case with all contestants in alternating rounds, and which goals are reached.
+"""``python -m casebench``: each case with all tools in alternating rounds, and which goals are reached.
 
 The record has every round. fio and safetensors must be installed. The Run:ai streamer is left out, with its goals,
 if it is not installed.
@@ -37,16 +37,16 @@ def arguments() -> argparse.Namespace:
 
 
 def run(case: Case, folder: Path, rounds: int, mib: int, disk: DiskIdleProbe) -> dict[str, list[float]]:
-    """Run a case: one round that does not count, then alternating ones. Returns the seconds of each contestant."""
-    with case.prepare(folder, mib) as contestants:
-        took: dict[str, list[float]] = {name: [] for name in contestants}
+    """Run a case: one round that does not count, then alternating ones. Returns the seconds of each tool."""
+    with case.prepare(folder, mib) as tools:
+        took: dict[str, list[float]] = {name: [] for name in tools}
         disk.wait()
         for index in range(rounds + 1):
-            for name in order(list(contestants), index):
+            for name in order(list(tools), index):
                 # A turn that wrote leaves the disk busy.
                 if case.writes:
                     disk.wait()
-                one = contestants[name]()
+                one = tools[name]()
                 if index:
                     took[name].append(one)
     return took
@@ -61,8 +61,8 @@ def ratio(ours: list[float], theirs: list[float]) -> tuple[float, float, float]:
 def report(name: str, case: Case, took: dict[str, list[float]]) -> list[dict[str, object]]:
     """Print the times and the goals of a case. Returns the goals for the record."""
     print(f"{name}: {(case.prepare.__doc__ or '').strip()}")
-    for contestant, seconds in took.items():
-        print(f"  {contestant:24} {median(seconds):.3g} s ({min(seconds):.3g} to {max(seconds):.3g})")
+    for tool, seconds in took.items():
+        print(f"  {tool:24} {median(seconds):.3g} s ({min(seconds):.3g} to {max(seconds):.3g})")
     goals: list[dict[str, object]] = []
     for goal in case.goals:
         if goal.theirs not in took:

@@ -1,6 +1,6 @@
-"""The cases. Each prepares its files and names its contestants, which do the same work on the same folder.
+"""The cases. Each prepares its files and names its tools, which do the same work on the same folder.
 
-Reads are cold, and writes are on the disk when they return. Each goal compares two contestants: the
+Reads are cold, and writes are on the disk when they return. Each goal compares two tools: the
 time of the first, divided by that of the second.
 """
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    Contestants = dict[str, Callable[[], float]]
+    Tools = dict[str, Callable[[], float]]
 
 
 class Goal(NamedTuple):
-    """The first contestant takes at most this multiple of the time of the second: 1 / 0.85 for 85% of its speed."""
+    """The first tool takes at most this multiple of the time of the second: 1 / 0.85 for 85% of its speed."""
 
     ours: str
     theirs: str
@@ -47,12 +47,12 @@ class Goal(NamedTuple):
 class Case(NamedTuple):
     """A case, and what it is to reach. ``writes``: its turns wait for an idle disk."""
 
-    prepare: Callable[[Path, int], AbstractContextManager[Contestants]]
+    prepare: Callable[[Path, int], AbstractContextManager[Tools]]
     goals: tuple[Goal, ...]
     writes: bool = False
 
 
-def _others(path: Path) -> Contestants:
+def _others(path: Path) -> Tools:
     """Return the loaders of safetensors files that people use; the Run:ai streamer only if it is installed."""
     from safetensors.torch import load_file  # noqa: PLC0415
 
@@ -74,7 +74,7 @@ def _filled(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def load_small(folder: Path, _mib: int) -> Iterator[Contestants]:
+def load_small(folder: Path, _mib: int) -> Iterator[Tools]:
     """Load 10,000 tensors of 4 to 64 KiB."""
     path, archive = folder / "small.safetensors", folder / "small.pt"
     state = small_state()
@@ -104,8 +104,8 @@ def load_small(folder: Path, _mib: int) -> Iterator[Contestants]:
     }
 
 
-def _loads(path: Path, state: dict[str, torch.Tensor]) -> Contestants:
-    """Save a state, and return the contestants that load it."""
+def _loads(path: Path, state: dict[str, torch.Tensor]) -> Tools:
+    """Save a state, and return the tools that load it."""
     deepnvme.save(state, path)
     size = path.stat().st_size
     return {
@@ -118,19 +118,19 @@ def _loads(path: Path, state: dict[str, torch.Tensor]) -> Contestants:
 
 
 @contextmanager
-def load_one(folder: Path, mib: int) -> Iterator[Contestants]:
+def load_one(folder: Path, mib: int) -> Iterator[Tools]:
     """Load one large tensor."""
     yield _loads(folder / "one.safetensors", large_state(mib, mib))
 
 
 @contextmanager
-def load_large(folder: Path, mib: int) -> Iterator[Contestants]:
+def load_large(folder: Path, mib: int) -> Iterator[Tools]:
     """Load many tensors of 64 MiB."""
     yield _loads(folder / "large.safetensors", large_state(mib * 3 // 4))
 
 
 @contextmanager
-def read_memory(folder: Path, mib: int) -> Iterator[Contestants]:
+def read_memory(folder: Path, mib: int) -> Iterator[Tools]:
     """Read a large file into pinned memory, ordinary memory, and memory without huge pages."""
     path, size = folder / "data", mib * MIB
     pinned = deepnvme.pinned_empty(size // 4, torch.float32).normal_()
@@ -146,7 +146,7 @@ def read_memory(folder: Path, mib: int) -> Iterator[Contestants]:
 
 
 @contextmanager
-def write_memory(folder: Path, mib: int) -> Iterator[Contestants]:
+def write_memory(folder: Path, mib: int) -> Iterator[Tools]:
     """Write a large tensor from pinned memory, ordinary memory, and memory without huge pages."""
     size = mib * MIB
     pinned = deepnvme.pinned_empty(size // 4, torch.float32).normal_()
@@ -165,7 +165,7 @@ def write_memory(folder: Path, mib: int) -> Iterator[Contestants]:
 
 
 @contextmanager
-def save_small(folder: Path, _mib: int) -> Iterator[Contestants]:
+def save_small(folder: Path, _mib: int) -> Iterator[Tools]:
     """Save 10,000 tensors of 4 to 64 KiB."""
     from safetensors.torch import save_file  # noqa: PLC0415
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    Contestants = dict[str, Callable[[], float]]
+    Tools = dict[str, Callable[[], float]]
 
 PAGE = 4096
 # A prompt of 2,048 tokens that needs 16 rows for each.
@@ -73,7 +73,7 @@ class _Prompt:
         self.descriptor = os.open(path, os.O_RDONLY)
         self.fio = min(FIO_SETTINGS, key=lambda setting: _seconds(_fio(path, PROMPT_ROWS, *setting)))
 
-    def contestants(self) -> Contestants:
+    def tools(self) -> Tools:
         return {
             "gather": self._turn(self._gather),
             "fio, 4 KiB each": lambda: _seconds(_fio(self.path, PROMPT_ROWS, *self.fio)),
@@ -125,21 +125,21 @@ class _Prompt:
 
 
 @contextmanager
-def rows_160(folder: Path, mib: int) -> Iterator[Contestants]:
+def rows_160(folder: Path, mib: int) -> Iterator[Tools]:
     """Read 32,768 random rows of 160 bytes."""
     _write_table(folder / "rows", mib * 2)
-    yield _Prompt(folder / "rows", 160).contestants()
+    yield _Prompt(folder / "rows", 160).tools()
 
 
 @contextmanager
-def rows_4096(folder: Path, mib: int) -> Iterator[Contestants]:
+def rows_4096(folder: Path, mib: int) -> Iterator[Tools]:
     """Read 32,768 random rows of 4 KiB."""
     _write_table(folder / "rows", mib * 2)
-    yield _Prompt(folder / "rows", 4096).contestants()
+    yield _Prompt(folder / "rows", 4096).tools()
 
 
 @contextmanager
-def rows_step(folder: Path, mib: int) -> Iterator[Contestants]:
+def rows_step(folder: Path, mib: int) -> Iterator[Tools]:
     """Read 16 random rows of 160 bytes, again and again: the median and the 99th percentile of a gather."""
     path, row_bytes = folder / "rows", 160
     _write_table(path, mib * 2)
@@ -186,7 +186,7 @@ def _lru_reads(ids: list[int], capacity: int) -> int:
 
 
 @contextmanager
-def rows_skewed(folder: Path, _mib: int) -> Iterator[Contestants]:
+def rows_skewed(folder: Path, _mib: int) -> Iterator[Tools]:
     """Read rows of 160 bytes with Zipf-distributed ids (exponent 1), with memory for 5% of them: megabytes read.
 
     A number of megabytes stands in place of each number of seconds. LRU caches of rows, and of pages, have the same

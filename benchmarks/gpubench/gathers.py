@@ -1,7 +1,8 @@
 """``python -m gpubench.gathers``: gathers of rows into GPU tensors, and loads of a cached file, on the first GPU.
 
-Prints medians: ``RowStore.gather`` into a GPU tensor beside a gather into pinned memory and `copy_`, with the whole
-table in memory and with a sixteenth of it; the time to make pinned memory; and loads of a file in the page cache.
+Prints medians: ``RowStore.gather`` into a GPU tensor, compared with a gather into pinned memory and `copy_`, with
+the whole table in memory and with a sixteenth of it; the time to make pinned memory; and loads of a file in the
+page cache.
 """
 
 from __future__ import annotations

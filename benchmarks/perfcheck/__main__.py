@@ -44,14 +44,14 @@ def run(name: str, folder: Path, rounds: int, disk: DiskIdleProbe) -> dict[str, 
     """Run a case: one round that does not count, then alternating ones. Returns the seconds."""
     case = CASES[name]
     took: dict[str, list[float]] = {"ours": [], "theirs": []}
-    with case.prepare(folder) as contestants:
+    with case.prepare(folder) as tools:
         disk.wait()
         for index in range(rounds + 1):
             for who in order(list(took), index):
                 # A turn that wrote leaves the disk busy.
                 if case.writes:
                     disk.wait()
-                one = getattr(contestants, who)()
+                one = getattr(tools, who)()
                 if index:
                     took[who].append(one)
     return took

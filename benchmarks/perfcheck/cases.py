@@ -1,4 +1,4 @@
-"""The cases: two contestants each, deepnvme and a baseline, which do the same work on the same folder.
+"""The cases: two tools each, deepnvme and a baseline, which do the same work on the same folder.
 
 A case is a context: it prepares its files and gives two functions, each of which does the work once and returns its
 seconds. Reads are cold, and writes are on the disk when they return.
@@ -32,7 +32,7 @@ _IN_MEMORY = 2_000  # items, and small parameters
 _STATE_ELEMENTS = 16 << 20
 
 
-class Contestants(NamedTuple):
+class Tools(NamedTuple):
     """Both do the work once, and return their seconds."""
 
     ours: Callable[[], float]
@@ -74,46 +74,46 @@ def _fio_read(path: Path) -> Callable[[], float]:
 
 
 @contextmanager
-def load_into(folder: Path) -> Iterator[Contestants]:
+def load_into(folder: Path) -> Iterator[Tools]:
     """Load large tensors into existing ones; fio reads the same file."""
     path = folder / "large.safetensors"
     deepnvme.save(state := _state(32, 4 << 20), path)
-    yield Contestants(_cold(path, lambda: deepnvme.load(path, into=state)), _fio_read(path))
+    yield Tools(_cold(path, lambda: deepnvme.load(path, into=state)), _fio_read(path))
 
 
 @contextmanager
-def load_new(folder: Path) -> Iterator[Contestants]:
+def load_new(folder: Path) -> Iterator[Tools]:
     """Load large tensors into new memory; fio reads the same file."""
     path = folder / "large.safetensors"
     deepnvme.save(_state(32, 4 << 20), path)
-    yield Contestants(_cold(path, lambda: deepnvme.load(path)), _fio_read(path))
+    yield Tools(_cold(path, lambda: deepnvme.load(path)), _fio_read(path))
 
 
 @contextmanager
-def save_large(folder: Path) -> Iterator[Contestants]:
+def save_large(folder: Path) -> Iterator[Tools]:
     """Save large tensors durably; fio writes as many bytes over a file, and syncs."""
     path, raw = folder / "large.safetensors", folder / "raw"
     state = _state(32, 4 << 20)
     deepnvme.save(state, path)
     size = path.stat().st_size
-    yield Contestants(
+    yield Tools(
         lambda: seconds(lambda: deepnvme.save(state, path)),
         lambda: fio.transfer(_READ, "write", raw, size).wall_s,
     )
 
 
 @contextmanager
-def load_small(folder: Path) -> Iterator[Contestants]:
+def load_small(folder: Path) -> Iterator[Tools]:
     """Load 10,000 small tensors into existing ones; safetensors loads the same file."""
     from safetensors.torch import load_file  # noqa: PLC0415
 
     path = folder / "small.safetensors"
     deepnvme.save(state := _small(), path)
-    yield Contestants(_cold(path, lambda: deepnvme.load(path, into=state)), _cold(path, lambda: load_file(path)))
+    yield Tools(_cold(path, lambda: deepnvme.load(path, into=state)), _cold(path, lambda: load_file(path)))
 
 
 @contextmanager
-def save_small(folder: Path) -> Iterator[Contestants]:
+def save_small(folder: Path) -> Iterator[Tools]:
     """Save 10,000 small tensors durably; safetensors saves them and syncs."""
     from safetensors.torch import save_file  # noqa: PLC0415
 
@@ -123,13 +123,11 @@ def save_small(folder: Path) -> Iterator[Contestants]:
         save_file(state, folder / "theirs.safetensors")
         sync(folder / "theirs.safetensors")
 
-    yield Contestants(
-        lambda: seconds(lambda: deepnvme.save(state, folder / "ours.safetensors")), lambda: seconds(theirs)
-    )
+    yield Tools(lambda: seconds(lambda: deepnvme.save(state, folder / "ours.safetensors")), lambda: seconds(theirs))
 
 
 @contextmanager
-def read_pieces(folder: Path) -> Iterator[Contestants]:
+def read_pieces(folder: Path) -> Iterator[Tools]:
     """Read 10,000 scattered pieces of 4 KiB as one batch; fio reads as many at depth 128."""
     path, size = folder / "pieces", 512 << 20
     deepnvme.write(torch.randint(0, 256, (size,), dtype=torch.uint8), path)
@@ -142,11 +140,11 @@ def read_pieces(folder: Path) -> Iterator[Contestants]:
         cache.make_cold(path)
         return fio.random_reads(_BATCH, path, size, _PIECES).wall_s
 
-    yield Contestants(_cold(path, lambda: deepnvme.read_batch(items)), theirs)
+    yield Tools(_cold(path, lambda: deepnvme.read_batch(items)), theirs)
 
 
 @contextmanager
-def swap_step(folder: Path) -> Iterator[Contestants]:
+def swap_step(folder: Path) -> Iterator[Tools]:
     """Borrow, change and write back each tensor of a state; fio reads and writes as many bytes."""
     state = _state(16, 4 << 20)
     nbytes = sum(tensor.nbytes for tensor in state.values())
@@ -164,11 +162,11 @@ def swap_step(folder: Path) -> Iterator[Contestants]:
                     tensor.add_(1)
             swapper.flush()
 
-        yield Contestants(lambda: seconds(step), lambda: 2 * nbytes / _MIXED.run(folder / "mixed", 2 * nbytes))
+        yield Tools(lambda: seconds(step), lambda: 2 * nbytes / _MIXED.run(folder / "mixed", 2 * nbytes))
 
 
 @contextmanager
-def borrow(folder: Path) -> Iterator[Contestants]:
+def borrow(folder: Path) -> Iterator[Tools]:
     """Borrow 2,000 items that are in memory; as many additions of torch to a small tensor."""
     (folder / "swap").mkdir(exist_ok=True)
     with deepnvme.Swapper(folder / "swap", memory="256MB") as swapper:
@@ -186,7 +184,7 @@ def borrow(folder: Path) -> Iterator[Contestants]:
             for _ in keys:
                 small.add_(1)
 
-        yield Contestants(lambda: seconds(borrows), lambda: seconds(additions))
+        yield Tools(lambda: seconds(borrows), lambda: seconds(additions))
 
 
 def _parameters(count: int, elements: int) -> list[torch.nn.Parameter]:
@@ -198,28 +196,26 @@ def _parameters(count: int, elements: int) -> list[torch.nn.Parameter]:
 
 
 @contextmanager
-def optimizer_small(_folder: Path) -> Iterator[Contestants]:
+def optimizer_small(_folder: Path) -> Iterator[Tools]:
     """Step 2,000 small parameters in memory; torch's foreach step does the same."""
     ours = deepnvme.optim.AdamW(_parameters(_IN_MEMORY, 2048))
     theirs = torch.optim.AdamW(_parameters(_IN_MEMORY, 2048), foreach=True)
-    yield Contestants(lambda: seconds(ours.step), lambda: seconds(theirs.step))
+    yield Tools(lambda: seconds(ours.step), lambda: seconds(theirs.step))
 
 
 @contextmanager
-def optimizer_on_disk(folder: Path) -> Iterator[Contestants]:
+def optimizer_on_disk(folder: Path) -> Iterator[Tools]:
     """Step with state on disk; fio reads and writes as many bytes."""
     (folder / "swap").mkdir(exist_ok=True)
     params = _parameters(8, _STATE_ELEMENTS // 8)
     state_bytes = 2 * 4 * _STATE_ELEMENTS
     ours = deepnvme.optim.AdamW(params, swap_dir=folder / "swap", memory=state_bytes // 4)
     lay_out(folder / "mixed", state_bytes)
-    yield Contestants(
-        lambda: seconds(ours.step), lambda: 2 * state_bytes / _MIXED.run(folder / "mixed", 2 * state_bytes)
-    )
+    yield Tools(lambda: seconds(ours.step), lambda: 2 * state_bytes / _MIXED.run(folder / "mixed", 2 * state_bytes))
 
 
 @contextmanager
-def stream(folder: Path) -> Iterator[Contestants]:
+def stream(folder: Path) -> Iterator[Tools]:
     """Run a model with a quarter of its memory; fio reads as many bytes."""
     width, depth = 2048, 24
     path = folder / "model.safetensors"
@@ -232,11 +228,11 @@ def stream(folder: Path) -> Iterator[Contestants]:
     model = deepnvme.stream(module, weights=path, memory=path.stat().st_size // 4, verify="off")
     row = torch.randn(1, width)
     with model.streaming, torch.no_grad():
-        yield Contestants(_cold(path, lambda: model(row)), _fio_read(path))
+        yield Tools(_cold(path, lambda: model(row)), _fio_read(path))
 
 
 @contextmanager
-def first_call(folder: Path) -> Iterator[Contestants]:
+def first_call(folder: Path) -> Iterator[Tools]:
     """Start Python, import deepnvme and read 1 MiB; Python alone reads it."""
     path = folder / "mebibyte"
     deepnvme.write(torch.randint(0, 256, (1 << 20,), dtype=torch.uint8), path)
@@ -246,13 +242,13 @@ def first_call(folder: Path) -> Iterator[Contestants]:
     def run(program: str) -> Callable[[], float]:
         return lambda: seconds(lambda: subprocess.run([sys.executable, "-c", program], check=True))
 
-    yield Contestants(run(ours), run(theirs))
+    yield Tools(run(ours), run(theirs))
 
 
 class Case(NamedTuple):
     """A case, and what it needs."""
 
-    prepare: Callable[[Path], AbstractContextManager[Contestants]]
+    prepare: Callable[[Path], AbstractContextManager[Tools]]
     needs_fio: bool = True
     writes: bool = False
 

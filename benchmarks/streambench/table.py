@@ -22,7 +22,7 @@ from common.round_order import order
 
 _LAYERS, _LAYER_COLUMNS, _VOCABULARY = 10, 256, 32_000
 _PROMPT_TOKENS = 64
-# For slots and rows, beside the weights that stay in memory.
+# For slots and rows, in addition to the weights that stay in memory.
 _MORE, _MORE_BYTES = 1.15, 100_000_000
 OURS, REFERENCE = "deepnvme.stream", "in memory"
 

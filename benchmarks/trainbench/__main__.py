@@ -56,12 +56,12 @@ def arguments() -> argparse.Namespace:
 def run(chosen: argparse.Namespace, scratch: Path) -> Path:
     """Measure all rows, and write the record after each."""
     size = Size(chosen.width, chosen.blocks)
-    contestants = {name: one for name, one in tools.ALL.items() if name not in chosen.without.split(";")}
+    wanted = {name: one for name, one in tools.ALL.items() if name not in chosen.without.split(";")}
     nbytes = max(8 * chosen.elements, size.parameter_bytes) // _MIB * _MIB
     rows: list[Row] = []
     with hugepages.reserved(HUGE_BYTES) as is_huge, idle_disk(scratch) as disk:
         best, trials = best_of_fio(scratch / "mixed", nbytes, disk, is_huge=is_huge)
-        with closing(Bench(scratch, disk, best, chosen.rounds, chosen.steps, contestants, chosen.quick)) as bench:
+        with closing(Bench(scratch, disk, best, chosen.rounds, chosen.steps, wanted, chosen.quick)) as bench:
             for key in chosen.rows.split(","):
                 if key in _STEPS:
                     rows.append(bench.steps_row(key, chosen.elements, is_16_bit=_STEPS[key]))

@@ -54,7 +54,7 @@ class Bench:
         fio: the best setting.
         rounds: that count.
         steps: of each turn.
-        contestants: tools by name.
+        tools: tools by name.
         is_quick: no settings are tried, and the disk is not waited for.
     """
 
@@ -63,7 +63,7 @@ class Bench:
     fio: MixedJob
     rounds: int
     steps: int
-    contestants: dict[str, type[Stepper]]
+    tools: dict[str, type[Stepper]]
     is_quick: bool
     chosen: dict[str, dict[str, int]] = field(default_factory=dict)
     children: dict[str, Trainer] = field(default_factory=dict)
@@ -83,14 +83,14 @@ class Bench:
         """Measure steps of an optimizer."""
         setting = self._setting(elements, is_16_bit=is_16_bit)
         row = Row(key, {**asdict(setting), "state_bytes": setting.state_bytes})
-        for name in self.contestants:
+        for name in self.tools:
             self._guarded(row, name, self._check)
             self._guarded(row, name, self._try)
         # fio's block is one MiB.
         moved = 2 * setting.state_bytes // _MIB * _MIB
         for index in range(self.rounds):
             row.loads.append(os.getloadavg()[0])
-            for name in order([*self.contestants, FIO], index):
+            for name in order([*self.tools, FIO], index):
                 if name == FIO:
                     self._fio(row, moved)
                 else:
@@ -120,7 +120,7 @@ class Bench:
 
     def _try(self, row: Row, name: str) -> None:
         """Choose settings for the tools that have some."""
-        trials = self.contestants[name].trials
+        trials = self.tools[name].trials
         if self.is_quick or not trials or name in self.chosen:
             return
         elements = min(_TRIED_ELEMENTS, row.setting["elements"])

@@ -438,9 +438,9 @@ class Engine:
     def trace(self, path: _Name) -> Trace:
         """Record the engine's work during a ``with`` block, and write it to a file.
 
-        The file appears complete when the block ends, even if the block raises. Several traces may run at once. Each
-        records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
-        recording costs nothing.
+        The file appears complete when the block ends, even if the block raises. Several timelines may be recorded at
+        once. Each has all events that end meanwhile, up to 262,144; further events are only counted. While none is
+        recorded, this costs nothing.
 
         Args:
             path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
@@ -461,9 +461,9 @@ class Engine:
             True
         """
     def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
-        """Add a bar, for example for computation or a wait, to the engine's running traces.
+        """Add a bar, for example for computation or a wait, to the timelines that the engine records now.
 
-        Without a trace, this does nothing.
+        While no timeline is recorded, this does nothing.
 
         Args:
             name: label of the bar.
@@ -517,7 +517,7 @@ class Trace:
     """
 
     def span(self, name: str, lane: str, start_ns: int, end_ns: int) -> None:
-        """Add a bar to this trace and to the engine's other running traces.
+        """Add a bar to this timeline, and to the others that the engine records now.
 
         Args:
             name: label of the bar.
@@ -526,7 +526,7 @@ class Trace:
             end_ns: end time, on the same clock.
 
         Raises:
-            ValueError: the bar ends before it starts, or the trace is not recording.
+            ValueError: the bar ends before it starts, or the timeline is not being recorded.
         """
     def summary(self) -> dict[str, Any]:
         """Summarise the recording after the block.
@@ -1354,9 +1354,9 @@ def stats() -> Stats:
 def trace(path: _Name) -> Trace:
     """Record the engine's work during a ``with`` block, and write it to a file.
 
-    The file appears complete when the block ends, even if the block raises. Several traces may run at once. Each
-    records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
-    recording costs nothing.
+    The file appears complete when the block ends, even if the block raises. Several timelines may be recorded at
+    once. Each has all events that end meanwhile, up to 262,144; further events are only counted. While none is
+    recorded, this costs nothing.
 
     Args:
         path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
@@ -1378,9 +1378,9 @@ def trace(path: _Name) -> Trace:
     """
 
 def span(name: str, lane: str, start_ns: int, end_ns: int) -> None:
-    """Add a bar, for example for computation or a wait, to the engine's running traces.
+    """Add a bar, for example for computation or a wait, to the timelines that the engine records now.
 
-    Without a trace, this does nothing.
+    While no timeline is recorded, this does nothing.
 
     Args:
         name: label of the bar.

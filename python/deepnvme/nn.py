@@ -28,7 +28,8 @@ __all__ = ["DiskEmbedding"]
 class DiskEmbedding(torch.nn.Module):
     """Look up rows of a table on disk, in place of ``torch.nn.Embedding``. It has no parameters, and no gradients.
 
-    The result is on the device of the ids.
+    It replaces the look-up only. Its ``weight`` is an empty tensor, so an output layer that is tied to the embedding,
+    and other code that reads ``weight``, does not work with it. The result is on the device of the ids.
 
     Args:
         table: a ``RowStore`` whose rows are one-dimensional.
@@ -92,7 +93,7 @@ class DiskEmbedding(torch.nn.Module):
 
         Raises:
             IndexError: an id is negative, or too large; the message names it and its position.
-            TypeError: ids are not integers.
+            TypeError: ids are not a tensor of integers.
             ChangedFileError: the file was replaced, or written to, since the table was opened.
             ClosedError: the table is closed, or was opened in the parent of this forked process.
             ChecksumError: a block of a packed table is damaged.
@@ -125,6 +126,10 @@ class DiskEmbedding(torch.nn.Module):
             >>> deepnvme.nn.DiskEmbedding(table).start(torch.tensor([3])).result()
             tensor([[1., 1., 1., 1.]])
         """
+        given: object = ids
+        if not isinstance(given, torch.Tensor):
+            msg = f"ids must be a torch tensor, as of torch.nn.Embedding, not {shown(ids)}"
+            raise TypeError(msg)
         out = torch.empty(*ids.shape, self.embedding_dim, dtype=self.weight.dtype, device=ids.device)
         return self.table.start_gather(ids, out=out, scale=self.scale)
 

@@ -210,9 +210,9 @@ Example:
     (trace) => {
         r#"Record the engine's work during a ``with`` block, and write it to a file.
 
-The file appears complete when the block ends, even if the block raises. Several traces may run at once. Each
-records all events that end while it runs, up to 262,144; further events are only counted. Without a trace,
-recording costs nothing.
+The file appears complete when the block ends, even if the block raises. Several timelines may be recorded at
+once. Each has all events that end meanwhile, up to 262,144; further events are only counted. While none is
+recorded, this costs nothing.
 
 Args:
     path: output file: ``*.json`` for https://ui.perfetto.dev and ``chrome://tracing``, ``*.html`` for a
@@ -233,9 +233,9 @@ Example:
     True"#
     };
     (span) => {
-        r#"Add a bar, for example for computation or a wait, to the engine's running traces.
+        r#"Add a bar, for example for computation or a wait, to the timelines that the engine records now.
 
-Without a trace, this does nothing.
+While no timeline is recorded, this does nothing.
 
 Args:
     name: label of the bar.

@@ -58,7 +58,7 @@ impl Trace {
     fn __enter__(slf: Py<Self>, py: Python<'_>) -> PyResult<Py<Self>> {
         let this = slf.get();
         if !matches!(*this.state(), TimelineState::New) {
-            return Err(InvalidArgumentError::new_err("a trace records one block; make a new one for another"));
+            return Err(InvalidArgumentError::new_err("a Trace records one block; make a new one for another"));
         }
         let checked = py.detach(|| trace::check(&this.path));
         error::check(py, checked)?;
@@ -80,7 +80,7 @@ impl Trace {
         error::check(py, written)
     }
 
-    /// Add a bar to this trace and to the engine's other running traces.
+    /// Add a bar to this timeline, and to the others that the engine records now.
     ///
     /// Args:
     ///     name: label of the bar.
@@ -89,7 +89,7 @@ impl Trace {
     ///     end_ns: end time, on the same clock.
     ///
     /// Raises:
-    ///     ValueError: the bar ends before it starts, or the trace is not recording.
+    ///     ValueError: the bar ends before it starts, or the timeline is not being recorded.
     fn span(
         &self,
         name: Word<'_, '_>,

@@ -124,7 +124,7 @@ impl Error {
         } else {
             format!(
                 "the file ends too early: it has {file_bytes} bytes; {bytes} were asked for, of which {available} are \
-                 there; ask for a range inside the file, or write the file again if it was cut"
+                 there; ask for a range inside the file, or write the file again if it was truncated"
             )
         };
         Self::new(ErrorKind::UnexpectedEof, operation, detail).at_offset(offset).after_bytes(available)

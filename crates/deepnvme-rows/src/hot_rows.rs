@@ -1,4 +1,4 @@
-//! Copies of the rows that are used most often. They lie together behind the rows of a packed table.
+//! Copies of hot rows, the most frequent ones of a trace of ids. They lie together behind the rows of a packed table.
 //!
 //! A page holds many small rows, of which a gather needs few. Of a page with copies of hot rows it needs more. So it
 //! reads fewer pages. Inside this crate, a row is named by its place: its number, or the place of its copy.

@@ -36,7 +36,7 @@ pub struct PackSource<'a> {
     pub rows: &'a Table,
     /// The scales of each row, as bytes.
     pub scales: Option<&'a Table>,
-    /// The rows to copy together, in the order of the copies.
+    /// The rows to copy together, in the order in which the copies are stored.
     pub hot: &'a [u32],
     /// The description of a row, in JSON: its shape and its types.
     pub description: &'a str,

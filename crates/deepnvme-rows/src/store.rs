@@ -246,7 +246,8 @@ impl RowStore {
             let room = (self.cached_rows_max() / 2).saturating_sub(self.cache.pinned());
             let unpinned = rest.iter().filter(|row| !self.cache.is_pinned(**row)).count() as u64;
             if unpinned > room {
-                let remedy = if self.cached_rows_max() < self.table.rows() {
+                let rows = self.table.rows();
+                let remedy = if self.cached_rows_max() < rows && self.cache.pinned() + unpinned <= rows / 2 {
                     "use more memory"
                 } else {
                     "at most half of the table can be pinned"

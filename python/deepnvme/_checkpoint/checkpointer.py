@@ -75,8 +75,9 @@ class Checkpointer:
             between checkpoints (``datetime.timedelta``). Default: every call.
         async_: save in the background. Default False.
         memory: with ``async_``, bytes of pinned memory for background saves, or text such as ``"4GB"``. It is kept
-            until ``close``. Default: the size of the first state, at most a quarter of the machine's available memory,
-            for all its processes together.
+            until ``close``. Default: the size of the first state that is saved, at most a quarter of the machine's
+            available memory, for all its processes together. If a later state is larger, ``save`` waits until its last
+            tensor is copied.
         format: ``"pt"`` (default), which takes nested states, or ``"safetensors"``, which takes flat dicts of tensors
             only.
         engine: the engine that transfers the bytes. Default: the default engine.
@@ -265,7 +266,7 @@ class Checkpointer:
                 self._history.release_name(path)
             self._background.abandon_waiting()
             if self._background.begun == begun_before:
-                # The other ranks wait for a save that nobody answers for.
+                # Otherwise the other ranks wait forever for this rank's part of the save.
                 self._group.leave_unless_shared(error)
             raise
         self._schedule.note(began)
@@ -331,7 +332,7 @@ class Checkpointer:
                 needs ``into``, and takes only ``engine`` and ``verify`` besides.
 
         Returns:
-            The state that was saved; with ``into``, that state.
+            The saved state; with ``into``, the object passed as ``into``.
 
         Raises:
             FileNotFoundError: there is no such checkpoint.

@@ -129,7 +129,7 @@ def load(
             use.
 
     Returns:
-        The saved object. For safetensors, a dict of names to tensors. With ``into``, that state.
+        The saved object. For safetensors, a dict of names to tensors. With ``into``, the object passed as ``into``.
 
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from deepnvme._deepnvme import StripeSet, _CheckpointReader, _find_set
 from deepnvme._utils.gc_pause import GcPause, gc_paused
 from deepnvme._utils.memory import memory_errors_with_path
-from deepnvme._utils.public import first_of, warn_caller
+from deepnvme._utils.public import names_text, warn_caller
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, MovedError
 
 if TYPE_CHECKING:
@@ -149,9 +149,7 @@ class LoadRequest:
         patterns = NamePatterns(self.only)
         chosen = [*filter(patterns.matches, listed)]
         if names is None and (patterns.unmatched or not chosen):
-            msg = (
-                f"{self.name}: no tensor matches {patterns.unmatched}; there are {first_of(available) or 'no tensors'}"
-            )
+            msg = f"{self.name}: no tensor matches {patterns.unmatched}; its tensors are: {names_text(available)}"
             raise KeyError(msg)
         return chosen
 

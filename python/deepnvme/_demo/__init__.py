@@ -1,4 +1,4 @@
-"""``deepnvme demo``: save, load, generate and train on real input, beside the tools that people use today.
+"""``deepnvme demo``: save, load, generate and train on real input, compared with the tools that people use today.
 
 - ``command``: runs the stages in order.
 - ``stages``: saving and loading, generating, training. A stage alternates both tools and checks their results.

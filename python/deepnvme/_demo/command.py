@@ -1,8 +1,8 @@
 """The stages of the demo, run in order. Each alternates both tools in rounds, and checks that their results are equal.
 
-- Save a state dict durably, and load it cold: ``torch.save`` and ``torch.load`` beside ``deepnvme``.
-- Generate with weights on disk: ``accelerate``'s disk offload beside ``deepnvme.stream``.
-- An AdamW step: ``torch`` with its state in memory beside ``deepnvme.optim`` with its state on disk.
+- Save a state dict durably, and load it cold: ``torch.save`` and ``torch.load`` against ``deepnvme``.
+- Generate with weights on disk: ``accelerate``'s disk offload against ``deepnvme.stream``.
+- An AdamW step: ``torch`` with its state in memory against ``deepnvme.optim`` with its state on disk.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ def write_picture(path: Path, comparisons: list[Comparison]) -> None:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" {_FONT}>',
         f'<rect width="100%" height="{height}" fill="white"/>',
-        '<text x="12" y="26" font-size="16">deepnvme beside torch and accelerate (longer is faster)</text>',
+        '<text x="12" y="26" font-size="16">deepnvme compared with torch and accelerate (longer is faster)</text>',
     ]
     for index, one in enumerate(shown):
         top = _HEAD_PX + index * _ROW_PX

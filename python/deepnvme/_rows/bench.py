@@ -1,4 +1,4 @@
-"""``deepnvme rows bench``: gather random rows, beside fio and a mapped file in alternating rounds."""
+"""``deepnvme rows bench``: gather random rows, compared with fio and a mapped file in alternating rounds."""
 
 from __future__ import annotations
 
@@ -112,32 +112,32 @@ def _measure(setting: _Setting, count: int, left_out: dict[str, str]) -> dict[st
         row_bytes = math.prod(store.shape[1:]) * store.dtype.itemsize
         _check_room(count, math.prod(store.shape[1:]) * store.gathered_dtype.itemsize, setting)
         ids = DrawnIds(len(store), setting.zipf)
-        ours = StoreContestant(store, count)
-        contestants: list[Contestant] = [ours, *_baselines(setting, store, count, left_out)]
+        ours = RowStoreTool(store, count)
+        tools: list[Tool] = [ours, *_baselines(setting, store, count, left_out)]
         drop_pages(files)
         # The first gather allocates, so the second is timed.
         took = [_seconds(ours, ids.draw(count)) for _ in range(2)][1]
         low, high = _GATHERS
         gathers = min(max(math.ceil(_TURN_S / took), low), high)
-        turns: dict[str, list[Turn]] = {one.name: [] for one in contestants}
+        turns: dict[str, list[Turn]] = {one.name: [] for one in tools}
         try:
             for number in range(setting.rounds):
                 wanted = [ids.draw(count) for _ in range(gathers)]
-                first = number % len(contestants)
-                for one in [*contestants[first:], *contestants[:first]]:
+                first = number % len(tools)
+                for one in [*tools[first:], *tools[:first]]:
                     progress.show(f"{count:,} rows, round {number + 1} of {setting.rounds}: {one.name}")
                     drop_pages(files)
                     turns[one.name].append(one.turn(wanted, number))
         finally:
             progress.close()
-    rows = {one.name: _summary(turns[one.name], count, row_bytes) for one in contestants}
-    depths = {one.name: one.depth for one in contestants if isinstance(one, FioContestant)}
-    return {"rows_per_gather": count, "gathers_per_round": gathers, "contestants": rows, "fio_depth": depths.get("fio")}
+    rows = {one.name: _summary(turns[one.name], count, row_bytes) for one in tools}
+    depths = {one.name: one.depth for one in tools if isinstance(one, FioTool)}
+    return {"rows_per_gather": count, "gathers_per_round": gathers, "tools": rows, "fio_depth": depths.get("fio")}
 
 
-def _baselines(setting: _Setting, store: RowStore, count: int, left_out: dict[str, str]) -> list[Contestant]:
+def _baselines(setting: _Setting, store: RowStore, count: int, left_out: dict[str, str]) -> list[Tool]:
     """Return the baselines that can read this table. The others are left out, with a reason."""
-    found: list[Contestant] = []
+    found: list[Tool] = []
     for name in dict.fromkeys(setting.against):
         region = setting.region
         if isinstance(region, str):
@@ -150,10 +150,10 @@ def _baselines(setting: _Setting, store: RowStore, count: int, left_out: dict[st
     return found
 
 
-def _baseline(name: str, region: Region, store: RowStore, count: int) -> Contestant:
+def _baseline(name: str, region: Region, store: RowStore, count: int) -> Tool:
     if name == "fio":
-        return FioContestant(region, count)
-    return MmapContestant(region, len(store), math.prod(store.shape[1:]) * store.dtype.itemsize, count)
+        return FioTool(region, count)
+    return MmapTool(region, len(store), math.prod(store.shape[1:]) * store.dtype.itemsize, count)
 
 
 def _check_room(count: int, row_bytes: int, setting: _Setting) -> None:
@@ -166,14 +166,14 @@ def _check_room(count: int, row_bytes: int, setting: _Setting) -> None:
         raise InvalidArgumentError(msg)
 
 
-def _seconds(contestant: Contestant, ids: torch.Tensor) -> float:
+def _seconds(tool: Tool, ids: torch.Tensor) -> float:
     began = time.perf_counter()
-    contestant.turn([ids], 0)
+    tool.turn([ids], 0)
     return max(time.perf_counter() - began, 1e-6)
 
 
 def _summary(turns: list[Turn], count: int, row_bytes: int) -> dict[str, Any]:
-    """Summarise the rounds of a contestant by their medians."""
+    """Summarise the rounds of a tool by their medians."""
     speed = median(turn.rows / turn.seconds for turn in turns)
     latencies = [turn.latencies_s for turn in turns if turn.latencies_s is not None]
     read = [turn.bytes_read / turn.rows for turn in turns if turn.bytes_read is not None]
@@ -203,7 +203,7 @@ def _print_table(described: dict[str, Any], setting: _Setting) -> None:
     say(labelled("table", f"{rows:,} rows of {row_text(row_shape, described['dtype'])}, {size}"))
     cached = described["cached_rows_max"]
     held = "all rows: nothing is read after the first time" if cached >= rows else f"{cached:,} rows"
-    say(labelled("memory", f"{size_text(setting.memory)} for {held}"))
+    say(labelled("memory", f"{setting.memory:,} bytes for {held}"))
     ids = "uniform" if setting.zipf is None else f"Zipf, exponent {setting.zipf:g}"
     say(labelled("ids", f"{ids}; medians of {setting.rounds} round{'' if setting.rounds == 1 else 's'}"))
     say("")
@@ -212,7 +212,7 @@ def _print_table(described: dict[str, Any], setting: _Setting) -> None:
 def _print_result(measured: dict[str, Any], *, is_first: bool) -> None:
     if is_first:
         say("rows/gather            p50 ms   p99 ms      rows/s     MB/s  CPU us/row  bytes read/row   hits")
-    for number, (name, one) in enumerate(measured["contestants"].items()):
+    for number, (name, one) in enumerate(measured["tools"].items()):
         count = f"{measured['rows_per_gather']:,}" if number == 0 else ""
         p50 = one["mean_ms"] if one["p50_ms"] is None else one["p50_ms"]
         p99 = _NO_COLUMN if one["p99_ms"] is None else f"{one['p99_ms']:.3f}"
@@ -230,7 +230,7 @@ def _print_notes(setting: _Setting, results: list[dict[str, Any]], left_out: dic
     if depths and isinstance(setting.region, Region):
         block = f"blocks of {setting.region.read_bytes:,} bytes, queue depth {', '.join(depths)}"
         say(f"fio: io_uring, direct, {block}. It makes no gathers: its ms is the mean time of as many reads.")
-    if any("mmap" in measured["contestants"] for measured in results):
+    if any("mmap" in measured["tools"] for measured in results):
         say("mmap: its pages stay in the page cache until its turn ends, beyond --memory. In a table smaller than the")
         say("      machine's memory, late gathers of a turn find theirs there.")
     for name, reason in left_out.items():
@@ -255,7 +255,7 @@ class _Progress:
 
 
 class Turn(NamedTuple):
-    """The gathers of a contestant in a round."""
+    """The gathers of a tool in a round."""
 
     rows: int
     seconds: float
@@ -268,7 +268,7 @@ class Turn(NamedTuple):
     """The fraction of rows found in memory."""
 
 
-class Contestant(ABC):
+class Tool(ABC):
     """One way to gather rows.
 
     Attributes:
@@ -282,7 +282,7 @@ class Contestant(ABC):
         """Gather these rows in the round with this number."""
 
 
-class StoreContestant(Contestant):
+class RowStoreTool(Tool):
     """Gathers from a ``RowStore``, into the same tensor each time."""
 
     name = "deepnvme"
@@ -302,7 +302,7 @@ class StoreContestant(Contestant):
         )
 
 
-class MmapContestant(Contestant):
+class MmapTool(Tool):
     """Indexes a tensor on a mapped file.
 
     Raises:
@@ -365,7 +365,7 @@ def _bytes_read() -> int | None:
         return None
 
 
-class FioContestant(Contestant):
+class FioTool(Tool):
     """Runs fio on the rows' bytes of the file: as many random reads as there are rows.
 
     Raises:
@@ -449,11 +449,11 @@ class DrawnIds:
         if self._exponent is None:
             return torch.randint(0, self._rows, (count,), generator=self._generator)
         uniform = torch.rand(count, generator=self._generator, dtype=torch.float64)
-        # The rows used most are not neighbours, as in a table whose order does not depend on use.
+        # Hot rows are not neighbours, as in a table whose order does not depend on use.
         return self._ranks(uniform, self._exponent) * self._factor % self._rows
 
     def _ranks(self, uniform: torch.Tensor, exponent: float) -> torch.Tensor:
-        """Invert the distribution, as a continuous one from 1 to the number of rows and 1; the first rank is 0."""
+        """Invert the distribution, treated as continuous on [1, rows + 1). Ranks begin at 0."""
         end = self._rows + 1
         if math.isclose(exponent, 1):
             place = end**uniform

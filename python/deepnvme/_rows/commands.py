@@ -29,7 +29,7 @@ _LISTED_MAX = 30
 # The memory of a packed table while it is made, beyond that for a few of its rows.
 _PACK_MEMORY_BYTES = 64 << 20
 _PACK_ROWS = 16
-# Of a copy of a hot row.
+# Memory of the store for each copy of a hot row.
 _HOT_ROW_BYTES = 9
 
 
@@ -151,7 +151,7 @@ def _candidates(table: NamedTable) -> dict[str, Any]:
 
 def _print_table(table: NamedTable, answer: dict[str, Any]) -> None:
     rows, *row_shape = answer["shape"]
-    size = f"{size_text(answer['row_bytes'])} each, {size_text(answer['bytes'])} in all"
+    size = f"{answer['row_bytes']:,} bytes each, {size_text(answer['bytes'])} in all"
     say(labelled("table", f"{rows:,} rows of {row_text(row_shape, answer['dtype'])}, {size}"))
     for number, path in enumerate(answer["files"]):
         say(labelled("" if number else "file", path))
@@ -185,10 +185,10 @@ def _print_table(table: NamedTable, answer: dict[str, Any]) -> None:
 def _print_candidates(table: NamedTable, tables: list[dict[str, Any]]) -> None:
     shown = tables[:_LISTED_MAX]
     lines = [
-        (size_text(one["bytes"]), size_text(one["row_bytes"]), one["dtype"], shape_text(one["shape"]), one["name"])
+        (size_text(one["bytes"]), f"{one['row_bytes']:,}", one["dtype"], shape_text(one["shape"]), one["name"])
         for one in shown
     ]
-    heads = ("bytes", "row", "dtype", "shape", "tensor")
+    heads = ("size", "bytes/row", "dtype", "shape", "tensor")
     widths = [max(len(line[column]) for line in [heads, *lines]) for column in range(4)]
     for size, row, dtype, shape, name in [heads, *lines]:
         say(f"{size:>{widths[0]}}  {row:>{widths[1]}}  {dtype:<{widths[2]}}  {shape:<{widths[3]}}  {printable(name)}")
@@ -241,7 +241,7 @@ def _memory_bytes(located: Located, trace: torch.Tensor | None) -> int:
 
 
 def read_trace(path: str) -> torch.Tensor:
-    """Read the ids of earlier requests.
+    """Read a trace of ids.
 
     Raises:
         CorruptFileError: the file is no array.
@@ -252,7 +252,7 @@ def read_trace(path: str) -> torch.Tensor:
     loaded = load(path, progress=False)
     tensors = [loaded] if isinstance(loaded, torch.Tensor) else [*loaded.values()] if isinstance(loaded, dict) else []
     if len(tensors) != 1 or not isinstance(tensors[0], torch.Tensor):
-        msg = f"{path} is not one tensor; a trace is one tensor of ids, or a .npy file"
+        msg = f"{path} is not one tensor; a trace of ids is one tensor, or a .npy file"
         raise InvalidArgumentError(msg)
     try:
         return check_ids(tensors[0])[0]
@@ -268,7 +268,7 @@ def _read_array(path: str) -> torch.Tensor:
         msg = f"{path}: numpy is needed for a .npy file; pip install numpy, or save the ids with torch.save"
         raise InvalidArgumentError(msg) from error
     try:
-        # No pickle.
+        # A pickle could run code.
         array: Any = np.load(path, allow_pickle=False)
     except OSError:
         raise

@@ -79,7 +79,7 @@ class Gather:
 def check_ids(ids: Any) -> tuple[torch.Tensor, tuple[bool, int]]:
     """Return ids as a contiguous tensor on the CPU, and whether they are signed, and their bytes."""
     if torch._C._get_tracing_state() is not None:  # noqa: SLF001
-        msg = "a trace would record this gather without its rows; call the model without tracing it"
+        msg = "torch.jit.trace would record this gather without its rows; call the model without tracing it"
         raise UnsupportedError(msg)
     tensor = ids if isinstance(ids, torch.Tensor) else _as_tensor(ids)
     dtype = tensor.dtype

@@ -12,7 +12,7 @@ import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest, SourceFile, find_files, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.public import first_of, shown, whole
+from deepnvme._utils.public import names_text, shown, whole
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 
@@ -173,8 +173,7 @@ def _locate(request: LoadRequest, files: list[SourceFile], names: list[str]) -> 
             listed += _find_parts(request, file, names, found)
     missing = [name for name in names if name not in found]
     if missing:
-        there = first_of(sorted(listed)) or "none"
-        msg = f"{request.name}: there is no tensor {first_of(missing)}; there are {there}"
+        msg = f"{request.name}: no tensor is named {names_text(missing)}; its tensors are: {names_text(sorted(listed))}"
         raise KeyError(msg)
     parts = [found[name] for name in names]
     row_shape, dtype = parts[0].shape[1:], parts[0].dtype
@@ -253,7 +252,10 @@ def _check_scales(rows: Located, scales: Located) -> Located:
     """Return scales that fit the rows."""
     columns, groups = math.prod(rows.row_shape), math.prod(scales.row_shape)
     if rows.dtype not in CONVERTED or scales.dtype not in SCALES:
-        msg = f"rows of {rows.dtype} cannot have scales of {scales.dtype}; float8 and int8 rows can have float scales"
+        msg = (
+            f"rows of {rows.dtype} cannot have scales of {scales.dtype}; rows with scales are float8, int8, bfloat16, "
+            "float16 or float32, and scales are bfloat16, float16, float32 or float8_e8m0fnu"
+        )
         raise TypeError(msg)
     if scales.rows != rows.rows or columns % groups:
         msg = (

@@ -1,4 +1,4 @@
-"""A table that a command line names: its options, its bytes for other readers, and its description as text."""
+"""A table that a command line names: its options, the byte range of its rows for fio and mmap, its description."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 _PAGE_BYTES = 4096
-_UNITS = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3))
+# The units of the other commands, such as `deepnvme inspect`.
+_UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20))
 
 
 class NamedTable(NamedTuple):
@@ -183,12 +184,12 @@ def labelled(label: str, text: str) -> str:
     return f"{label:<10}{printable(text)}"
 
 
-def size_text(nbytes: float) -> str:
-    """Return a number of bytes in the unit that suits it."""
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes in the unit that suits it; below a MiB, the bytes."""
     for unit, size in _UNITS:
         if nbytes >= size:
-            return f"{nbytes / size:.1f} {unit}"
-    return f"{nbytes:.0f} byte{'' if nbytes == 1 else 's'}"
+            return f"{nbytes / size:.2f} {unit}"
+    return f"{nbytes:,} byte{'' if nbytes == 1 else 's'}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:

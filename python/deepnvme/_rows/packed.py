@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
 
 _TENSOR, _HOT_TENSOR, _CHECKSUMS, _KEY = "rows", "hot_rows", "checksums", "deepnvme.rows"
-# Copies make a file larger by this fraction of its rows at most.
-_FRACTION_MAX = 8
+# Copies of at most an eighth of the rows.
+_HOT_ROWS_DIVISOR = 8
 # Numbers of hot rows have 32 bits in the file.
 _ROWS_MAX = 1 << 32
 
@@ -102,12 +102,13 @@ def _dtype(request: LoadRequest, name: str) -> torch.dtype:
 
 
 def hot_rows(ids: torch.Tensor, rows: int) -> list[int]:
-    """Return rows that occur more than once in a trace, in the order in which they occur first.
+    """Return the most frequent rows of a trace of ids, in the order in which they occur first.
 
-    Rows that are requested at the same time then lie near each other, and so do the most frequent ones.
+    They are those that occur more than once, up to an eighth of the table. Rows that are requested at the same time
+    then lie near each other.
 
     Raises:
-        IndexError: the trace has an id that is no row.
+        IndexError: the trace of ids has one that is no row.
     """
     if rows >= _ROWS_MAX or ids.numel() == 0:
         return []
@@ -116,10 +117,12 @@ def hot_rows(ids: torch.Tensor, rows: int) -> list[int]:
     numbers, places, counts = torch.unique(trace, return_inverse=True, return_counts=True)
     for number in (int(numbers[0]), int(numbers[-1])):
         if not 0 <= number < rows:
-            msg = f"trace has the id {number}, which is no row: the table has {rows} rows, from 0 on"
+            msg = f"the trace of ids has {number}, which is no row: the table has {rows} rows, from 0 on"
             raise IndexError(msg)
     first = torch.full_like(numbers, len(trace)).scatter_reduce_(0, places, torch.arange(len(trace)), "amin")
-    hottest = torch.argsort(counts, descending=True, stable=True)[: min(rows // _FRACTION_MAX, int((counts > 1).sum()))]
+    hottest = torch.argsort(counts, descending=True, stable=True)[
+        : min(rows // _HOT_ROWS_DIVISOR, int((counts > 1).sum()))
+    ]
     in_order = hottest[torch.argsort(first[hottest])]
     hot: list[int] = numbers[in_order].tolist()
     return hot

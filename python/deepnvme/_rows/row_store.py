@@ -54,8 +54,9 @@ class RowStore:
             into GPU tensors take 8 MiB of pinned memory in addition, or sixteen times the size of a row if that is
             more.
         scales: the name of a tensor with the scales of quantised rows, or several in order. Its shape is ``(rows,)`` or
-            ``(rows, groups)``: one scale for each row, or for each equal group of a row's columns. Its dtype is a float
-            type or ``float8_e8m0fnu``. All scales are kept in memory, except those of a packed table. Default: none.
+            ``(rows, groups)``: one scale for each row, or for each equal group of a row's columns. Its dtype is
+            bfloat16, float16, float32 or ``float8_e8m0fnu``; that of the rows is float8, int8, bfloat16, float16 or
+            float32. All scales are kept in memory, except those of a packed table. Default: none.
         shape: the shape of the table, such as ``(rows, columns)``; required for a raw file, and not allowed otherwise.
         dtype: the dtype of its elements; required for a raw file, and not allowed otherwise.
         offset: for a raw file, bytes before the first row. Default 0.
@@ -64,8 +65,11 @@ class RowStore:
     Raises:
         OSError: the file cannot be opened.
         KeyError: the file has no such tensor.
-        ValueError: ``memory`` is too little for one row; the message states the minimum. Or tensors of the list differ
-            in dtype, or in the shape of their rows.
+        TypeError: an argument has the wrong type, or rows of this dtype cannot have scales.
+        ValueError: ``memory`` is too little for one row; the message states the minimum. Or ``tensor`` is missing. Or
+            tensors of the list differ in dtype, or in the shape of their rows.
+        UnsupportedError: the tensor has no contiguous rows, or is quantised. Or a later version of deepnvme packed the
+            table.
         CorruptFileError: the description of a packed table is damaged.
         EndOfFileError: the raw file is shorter than ``shape`` says.
 
@@ -148,10 +152,11 @@ class RowStore:
             shape: as in :class:`RowStore`.
             dtype: as in :class:`RowStore`.
             offset: as in :class:`RowStore`.
-            trace: ids that were requested before, in the order of the requests, in any integer dtype and shape. The
-                most frequent rows are copied together behind the table, in the order in which they occur first: those
-                that occur more than once, up to an eighth of the table. Gathers read the copies. So rows that are
-                requested together come with fewer reads. A copy takes up to 9 bytes of ``memory``. Default: no copies.
+            trace: a trace of ids: those that were requested before, in the order of the requests, in any integer dtype
+                and shape. The hot rows, which are the most frequent ones, are copied together behind the table, in the
+                order in which they occur first: those that occur more than once, up to an eighth of the table. Gathers
+                read the copies. Rows that are requested together then take fewer reads. Each copy needs up to 9 bytes
+                of ``memory``. Default: no copies.
             progress: a progress bar on a terminal (``None``, the default), always (True) or never (False); or a
                 function of bytes so far and bytes in all.
             engine: as in :class:`RowStore`.
@@ -162,7 +167,9 @@ class RowStore:
         Raises:
             ChangedFileError: the source was changed meanwhile.
             InvalidArgumentError: ``path`` is a file of ``source``.
-            OSError, KeyError, ValueError: as in :class:`RowStore`; or the file cannot be written.
+            IndexError: an id of the trace is out of range.
+            OSError, KeyError, TypeError, ValueError, UnsupportedError: as in :class:`RowStore`; or the file cannot be
+                written.
 
         Example:
             >>> size = deepnvme.save({"table": torch.arange(40.0).reshape(10, 4)}, "model.safetensors")
@@ -320,9 +327,9 @@ class RowStore:
     def prefetch(self, ids: torch.Tensor | _Array | Sequence[int], *, deadline_s: float | None = None) -> None:
         """Read rows into memory in the background, so that a later gather finds them there.
 
-        Gathers go first: a prefetch uses only disk and buffer capacity that gathers leave free. A gather that needs a
-        row that is on its way waits for that read. If prefetches in flight have more rows than half of the cache holds,
-        the rest are skipped. A failed read raises no error here; a later gather of the row does.
+        Gathers have priority: a prefetch uses only disk and buffer capacity that gathers leave free. A gather that
+        needs a row that is on its way waits for that read. Prefetches in flight are limited to half of the cache;
+        further rows are skipped. A failed read raises no error here; a later gather of the row does.
 
         Args:
             ids: as in :meth:`gather`.
@@ -346,9 +353,9 @@ class RowStore:
         self._store.prefetch(*check_ids(ids), deadline_s)
 
     def pin(self, ids: torch.Tensor | _Array | Sequence[int]) -> None:
-        """Read rows into memory, wait for them, and keep them there as long as the table is open.
+        """Read rows into memory, wait for them, and never evict them while the table is open.
 
-        All pinned rows together may fill at most half of the cache.
+        All rows that ``pin`` keeps may fill at most half of the cache. Their memory is not pinned.
 
         Args:
             ids: as in :meth:`gather`.
@@ -440,10 +447,16 @@ class RowStore:
         if out.dtype == self._dtype and scale is None and not self._has_scales:
             return out, None
         if self._dtype not in CONVERTED or out.dtype not in FLOATS:
-            msg = (
-                f"rows of {self._dtype} cannot be converted to {out.dtype} or scaled; float and int8 rows can be "
-                "converted to bfloat16, float16 and float32: gather them as they are, and convert the result"
-            )
+            if self._dtype in CONVERTED:
+                msg = (
+                    f"the result would be {out.dtype}, and converted or scaled rows are bfloat16, float16 or float32; "
+                    "pass one of these, such as dtype=torch.float32"
+                )
+            else:
+                msg = (
+                    f"rows of {self._dtype} cannot be converted or scaled; gather them as they are, and convert the "
+                    "result"
+                )
             raise TypeError(msg)
         return out, (CONVERTED[self._dtype], FLOATS[out.dtype], scale)
 
@@ -455,8 +468,9 @@ class RowStats:
 
     Attributes:
         rows: rows that callers asked for, repeated ones included.
-        hits: of these, rows found in memory.
-        rows_read: rows that were read from disk; a row that is read twice counts twice.
+        hits: of these, rows found in memory. A repeated row that has to be read is no hit, and counts once in
+            ``rows_read``; so ``rows`` may exceed the sum of ``hits``, ``rows_read`` and ``rows_shared``.
+        rows_read: rows that were read from disk; a row that is read by two gathers counts twice.
         reads: read operations.
         bytes_read: bytes of these operations: whole pages of 4 KiB.
         rows_joined: rows that were read in the same operation as another row.

@@ -255,7 +255,7 @@ def _measure(model: Any, ids: Any, new_tokens: int) -> dict[str, float]:
         "disk_s": limit.disk_s,
         "compute_s": limit.compute_s,
         "roofline_s": limit.seconds,
-        "of_roofline": limit.seconds / middle,
+        "roofline_fraction": limit.seconds / middle,
     }
 
 
@@ -265,7 +265,7 @@ def _print_row(row: dict[str, float], *, is_first: bool) -> None:
     say(
         f"{row['batch']:5d}  {row['prompt_s']:8.2f}  {row['step_s']:6.3f}  {row['disk_s']:10.3f}  "
         f"{row['compute_s']:13.3f}  "
-        f"{row['of_roofline']:11.0%}  {row['decode_tokens_per_s']:17.2f}  {row['new_tokens_per_s']:15.2f}"
+        f"{row['roofline_fraction']:11.0%}  {row['decode_tokens_per_s']:17.2f}  {row['new_tokens_per_s']:15.2f}"
     )
 
 

@@ -101,7 +101,7 @@ def _generate(options: dict[str, Any]) -> int:
     line = (
         f"{progress.tokens / seconds:.2f} new tokens/s; {stats.bytes_read / 1e9:.1f} GB read at "
         f"{stats.disk_gb_per_s:.2f} GB/s, "
-        f"{stats.overlap:.0%} of that time overlapped with computing; {stats.roofline:.0%} of the roofline"
+        f"{stats.overlap:.0%} of that time overlapped with computing; {stats.roofline_fraction:.0%} of the roofline"
     )
     show(line + "\n")
     return 0

@@ -46,9 +46,9 @@ _LARGE_FRACTION = 1 / 8
 # fraction.
 _RESIDENT_FRACTION, _RESIDENT_BYTES_MAX, _ALL_RESIDENT_FRACTION = 1 / 1024, 1 << 20, 1 / 8
 # Experts are read one by one if those of a layer exceed this fraction of the memory.
+_EXPERTS_FRACTION = 1 / 64
 # On a GPU, only embeddings beyond this fraction are read row by row.
 _GATHERED_FRACTION = 1 / 2
-_EXPERTS_FRACTION = 1 / 64
 # The search for sufficient memory is precise to the result divided by this.
 _SEARCH_PRECISION = 64
 

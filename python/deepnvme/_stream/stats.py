@@ -47,8 +47,8 @@ class Step:
         return max(self.compute_s, self.disk_busy_s)
 
     @property
-    def roofline(self) -> float:
-        """Fraction of the roofline reached: 1 if the slower of disk and CPU never waited for the other."""
+    def roofline_fraction(self) -> float:
+        """The roofline, divided by the duration: 1 if the slower of disk and CPU never waited for the other."""
         return min(self.roofline_s / self.seconds, 1.0) if self.seconds else 1.0
 
     @property
@@ -84,7 +84,7 @@ class StreamStats(Step):
         stalled_s: seconds spent waiting for layers.
         disk_busy_s: seconds during which the disk was read.
         bytes_read: bytes read.
-        tokens: sequences times positions.
+        tokens: sequences times positions; 0 for a model whose inputs are not token ids.
         steps: calls of the model.
         hits: calls of layers that were in memory.
         waits: calls of layers that waited.
@@ -113,13 +113,13 @@ class StreamStats(Step):
 
     @property
     def hit_rate(self) -> float:
-        """Fraction of layer calls that found their weights in memory."""
+        """Fraction of layer calls whose weights were in memory; 0 before the first call."""
         calls = self.hits + self.waits
         return self.hits / calls if calls else 0.0
 
     @property
     def row_hit_rate(self) -> float:
-        """Fraction of rows and experts that were in memory."""
+        """Fraction of rows and experts that were in memory; 0 before the first one, or if the model streams none."""
         rows = self.row_hits + self.row_waits
         return self.row_hits / rows if rows else 0.0
 

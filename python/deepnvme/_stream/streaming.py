@@ -54,10 +54,10 @@ class Streaming:
     Attributes:
         memory_bytes: memory for weights, in bytes, as given.
         model_bytes: bytes of all weights of the model.
-        resident_bytes: bytes of the small weights that are read once and kept beside the layers.
+        resident_bytes: bytes of the small weights that are read once and kept in addition to the layers.
         device: the device that computes.
         steps: the recorder of the model's calls. ``steps.last`` has the last 10,000: ``seconds``, ``tokens_per_s``,
-            ``disk_gb_per_s``, ``overlap`` and ``roofline`` of each.
+            ``disk_gb_per_s``, ``overlap`` and ``roofline_fraction`` of each.
         layer_cache: the layers in memory; ``None`` if the model has no weights but small ones and rows, or is closed.
         row_cache: the rows and experts in memory; ``None`` if no weight is read by rows or experts.
 
@@ -106,7 +106,7 @@ class Streaming:
         # Names that `load_state_dict` refuses, by module.
         self._refused: dict[nn.Module, list[str]] = {}
         self._originals = OriginalWeights(found.weights(), self._calls)
-        # For a caller who is interrupted at a moment at which this cannot be undone here.
+        # Set early: if an interrupt arrives before the `try`, the caller can still close the model.
         model.streaming = self  # type: ignore[assignment]
         try:
             self._load_hooks += refuse_loading(found.weights(), self._refused)
@@ -293,11 +293,11 @@ class Streaming:
         """Free the memory and restore the model.
 
         A module that was passed to :func:`stream` gets its original weights back, with the changes that it made to
-        buffers and small weights. Models from a folder or the meta device have none: uses raise :class:`ClosedError`.
-        The counters stay readable. The timeline requested from :func:`stream` is written.
+        buffers and small weights. A model from a folder or the meta device has no original weights: using it raises
+        :class:`ClosedError`. The counters stay readable. The timeline requested from :func:`stream` is written.
 
-        Calls of the model that other threads are in raise :class:`ClosedError` at the next layer. This waits for the
-        layers that run now. Inside a call of the model it does not wait: the last call to end restores the model.
+        Calls that run in other threads raise :class:`ClosedError` at their next layer. ``close`` waits for the layers
+        that run now. Inside a call of the model it does not wait: the last call to end restores the model.
         """
         self._calls.stop()
         layer_cache = self.layer_cache

@@ -58,6 +58,11 @@ def first_of(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_LISTED_MAX])) + (f" and {more} more" if more > 0 else "")
 
 
+def names_text(names: Sequence[str]) -> str:
+    """List names in quotation marks, or the first of many."""
+    return first_of([*map(repr, names)]) or "none"
+
+
 def whole(value: object, name: str, low: int = 0, high: int = WHOLE_MAX, *, otherwise: str = "") -> int:
     """Convert an argument to a whole number. Whole numbers go through here, or through the same check in Rust.
 

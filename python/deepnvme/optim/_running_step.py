@@ -181,9 +181,9 @@ class StepProgress:
     def stopped(self, error: OSError) -> StepStoppedError:
         """Make the error that states the progress and the remedy."""
         text = (
-            f"{error.strerror or error}; the step stopped half way: {len(self.updated)} parts of the parameters and "
-            "their state are updated, the others are not. Once the disk works again, step() with the same gradients "
-            "goes on where it stopped; otherwise load the last checkpoint"
+            f"{error.strerror or error}; the step stopped half way: {len(self.updated)} slices of parameters are "
+            "updated, with their state, and the others are not. Once the disk works again, step() with the same "
+            "gradients goes on where it stopped; otherwise load the last checkpoint"
         )
         arguments = (text,) if error.errno is None else (error.errno, text, error.filename)
         found = StepStoppedError(*arguments)

@@ -73,7 +73,7 @@ with Checkpointer(folder) as checkpointer:
     try:
         checkpointer.restore(into={"model": {"0.wieght": torch.zeros(50, 37)}})
     except KeyError as error:
-        assert "step-00000007: there is no tensor model.0.wieght; there are " in str(error), error
+        assert "step-00000007: no entry is named 'model.0.wieght'; its entries are: " in str(error), error
     else:
         raise AssertionError("a wrong name is accepted")
     assert checkpointer.restore(into=into, step=7) is into
@@ -112,7 +112,9 @@ def test_a_process_alone_without_a_group(tmp_path: Path) -> None:
     checkpointer.restore(into=into, verify="full")
     assert into["step"] == 7
     assert all(torch.equal(into["model"][name], full[name]) for name in full)  # type: ignore[index]
-    with pytest.raises(KeyError, match=r"step-00000007: there is no tensor model\.0\.wieght; there are model\.0\.bias"):
+    with pytest.raises(
+        KeyError, match=r"step-00000007: no entry is named 'model\.0\.wieght'; its entries are: 'model\.0\.bias'"
+    ):
         checkpointer.restore(into={"model": {"0.wieght": torch.zeros(50, 37)}})
     with pytest.raises(ValueError, match="only other options"):
         checkpointer.restore(into=into, device="cpu")

@@ -191,7 +191,7 @@ def test_a_block_that_is_called_again(twins: Twins, how: str, to_none: bool) -> 
 
 
 class Branching(nn.Module):
-    """Each block has a part that is never used. Beside each is a gate that is used in every other step."""
+    """Each block has a part that is never used. Next to each is a gate that is used in every other step."""
 
     def __init__(self) -> None:
         super().__init__()

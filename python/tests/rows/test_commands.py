@@ -95,7 +95,7 @@ def test_inspect_describes_a_table_in_place(source: Path, command: Callable[...,
     assert answer["scales"] == {"count": 4, "dtype": "bfloat16"}
     assert (answer["packed"], answer["rows_in_1gb"]) == (None, 2000)
     text = command("inspect", source, "--tensor", "codes", "--scales", "scales").stdout
-    assert "2,000 rows of 64 int8, 64 bytes each, 128.0 kB in all" in text
+    assert "2,000 rows of 64 int8, 64 bytes each, 128,000 bytes in all" in text
     assert "a cache of 1 GB holds all rows" in text
 
 
@@ -214,7 +214,7 @@ def test_bench_measures_and_leaves_nothing(
     assert (answer["shape"], answer["zipf"], answer["left_out"]) == ([3000, 50], 0.9, {})
     assert [result["rows_per_gather"] for result in answer["results"]] == [4, 100]
     for result in answer["results"]:
-        ours, mmap = result["contestants"]["deepnvme"], result["contestants"]["mmap"]
+        ours, mmap = result["tools"]["deepnvme"], result["tools"]["mmap"]
         for one in (ours, mmap):
             assert 0 < one["p50_ms"] <= one["p99_ms"]
             assert one["mb_per_s"] == pytest.approx(one["rows_per_s"] * 200 / 1e6)
@@ -222,7 +222,7 @@ def test_bench_measures_and_leaves_nothing(
         assert 0 <= ours["hits"] <= 1
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
     text = command("bench", *raw, *QUICK).stdout
-    assert "3,000 rows of 50 int32, 200 bytes each, 600.0 kB in all, in place" in text
+    assert "3,000 rows of 50 int32, 200 bytes each, 600,000 bytes in all, in place" in text
     assert text.count("deepnvme") == 2
 
 
@@ -234,7 +234,7 @@ def test_bench_runs_fio(source: Path, tmp_path: Path, command: Callable[..., Don
     if "fio" in answer["left_out"]:
         pytest.skip(f"fio {answer['left_out']['fio']}")
     assert [result["fio_depth"] for result in answer["results"]] == [4, 32]
-    fio = answer["results"][1]["contestants"]["fio"]
+    fio = answer["results"][1]["tools"]["fio"]
     assert (fio["bytes_read_per_row"], fio["p50_ms"], fio["hits"]) == (4096, None, None)
     assert fio["mean_ms"] > 0
 
@@ -252,7 +252,11 @@ def test_a_baseline_that_is_not_installed_is_left_out(
     "case",
     [
         ("inspect none", 1, "none: there is no such file; name a checkpoint"),
-        ("inspect source.safetensors --tensor tabel", 1, "there is no tensor tabel; there are bias, codes"),
+        (
+            "inspect source.safetensors --tensor tabel",
+            1,
+            "no tensor is named 'tabel'; its tensors are: 'bias', 'codes'",
+        ),
         ("inspect rows --tensor rows", 2, "is a packed table, with its scales; leave --tensor out"),
         ("pack rows again --tensor rows", 2, "is a packed table, with its scales; it needs no packing"),
         ("inspect raw.bin", 1, "For a raw file, give --shape and --dtype"),
@@ -264,10 +268,10 @@ def test_a_baseline_that_is_not_installed_is_left_out(
         ("pack source.safetensors none/rows --tensor table", 1, "check the path, and that its folder exists"),
         ("pack source.safetensors new --tensor table --trace none.npy", 1, "none.npy"),
         ("pack source.safetensors new --tensor table --trace raw.bin", 1, "raw.bin"),
-        ("pack source.safetensors new --tensor table --trace source.safetensors", 2, "a trace is one tensor of ids"),
+        ("pack source.safetensors new --tensor table --trace source.safetensors", 2, "a trace of ids is one tensor"),
         ("pack source.safetensors new --tensor table --trace bad.npy", 1, "no array of numbers"),
         ("pack source.safetensors new --tensor table --trace objects.npy", 1, "no array of numbers"),
-        ("pack source.safetensors new --tensor table --trace far.npy", 2, "trace has the id 2000, which is no row"),
+        ("pack source.safetensors new --tensor table --trace far.npy", 2, "the trace of ids has 2000, which is no row"),
         ("pack source.safetensors new --tensor table --trace floats.npy", 2, "they must be integers"),
         (
             "pack source.safetensors new --tensor table --trace words.npy",
@@ -328,7 +332,7 @@ def test_drawn_ids_are_rows(rows: int, exponent: float | None) -> None:
 
 def test_zipf_ids_follow_the_exponent() -> None:
     counts = [count for _, count in Counter(DrawnIds(10_000, 1.0).draw(200_000).tolist()).most_common()]
-    # The most used row has about the logarithm of 2 to the base of the number of rows.
+    # The most frequent row has about the logarithm of 2 to the base of the number of rows.
     assert counts[0] / 200_000 == pytest.approx(0.0753, rel=0.05)
     assert 1.5 < counts[0] / counts[1] < 2.0
     uniform = Counter(DrawnIds(10_000, None).draw(200_000).tolist())

@@ -51,6 +51,8 @@ def test_wrong_arguments(store: deepnvme.RowStore, tmp_path: Path) -> None:
         deepnvme.nn.DiskEmbedding(torch.ones(3, 3))  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         deepnvme.nn.DiskEmbedding(store, padding_idx=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="ids must be a torch tensor"):
+        deepnvme.nn.DiskEmbedding(store)([1])
     for padding_idx in (500, -501):
         with pytest.raises(ValueError, match="500 rows"):
             deepnvme.nn.DiskEmbedding(store, padding_idx=padding_idx)

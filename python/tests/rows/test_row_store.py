@@ -341,7 +341,7 @@ def test_wrong_targets(tmp_path: Path, table: torch.Tensor) -> None:
         wrong: list[tuple[Any, type[Exception], str]] = [
             (torch.empty(2, 80), ValueError, r"of the shape \(1, 80\)"),
             (torch.empty(1, 160)[:, ::2], ValueError, "must be contiguous"),
-            (torch.empty(1, 80, dtype=torch.int32), TypeError, "cannot be converted"),
+            (torch.empty(1, 80, dtype=torch.int32), TypeError, "the result would be torch.int32, and converted"),
             ([0.0] * 80, TypeError, "must be a torch tensor"),
         ]
         for out, error, text in wrong:
@@ -357,6 +357,18 @@ def test_wrong_targets(tmp_path: Path, table: torch.Tensor) -> None:
                 store.prefetch([0], deadline_s=deadline)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "text"),
+    [
+        (torch.int8, "the result would be torch.int8, and converted or scaled rows are bfloat16"),
+        (torch.int64, "rows of torch.int64 cannot be converted or scaled"),
+    ],
+)
+def test_scaled_rows_of_integers_are_refused(tmp_path: Path, dtype: torch.dtype, text: str) -> None:
+    with raw(torch.ones(10, 8, dtype=dtype), tmp_path / "x") as store, pytest.raises(TypeError, match=text):
+        store.gather([0], scale=2.0)
+
+
 def test_wrong_sources(tmp_path: Path, table: torch.Tensor) -> None:
     path = tmp_path / "x.safetensors"
     deepnvme.save({"a": table, "narrow": table[:, :3].clone(), "half": table.half(), "flat": torch.tensor(3.0)}, path)
@@ -365,7 +377,7 @@ def test_wrong_sources(tmp_path: Path, table: torch.Tensor) -> None:
     open_table: Any = deepnvme.RowStore
     calls: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda: deepnvme.RowStore(path, **known), ValueError, "tensor is missing"),
-        (lambda: deepnvme.RowStore(path, "b", **known), KeyError, "there is no tensor b; there are a"),
+        (lambda: deepnvme.RowStore(path, "b", **known), KeyError, "no tensor is named 'b'; its tensors are: 'a'"),
         (lambda: deepnvme.RowStore(path, ["a", "narrow"], **known), ValueError, "rows of one kind"),
         (lambda: deepnvme.RowStore(path, ["a", "half"], **known), ValueError, "rows of one kind"),
         (lambda: deepnvme.RowStore(path, ["a", "a"], **known), ValueError, "twice"),

@@ -108,7 +108,7 @@ def test_generate_gives_the_text_of_the_model_in_memory(
     stats = last["stats"]
     assert stats["new_tokens"] == 4 * 7
     assert stats["bytes_read"] > 0
-    assert 0 < stats["roofline"] <= 1
+    assert 0 < stats["roofline_fraction"] <= 1
     assert "of the roofline" in done.stderr
     lanes = {event["args"].get("name") for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "M"}
     assert "compute" in lanes
@@ -204,6 +204,7 @@ def test_stream_bench_measures_and_leaves_nothing(tmp_path: Path, command: Calla
     assert [row["batch"] for row in answer["rows"]] == [1, 2]
     for row in answer["rows"]:
         assert row["roofline_s"] == max(row["disk_s"], row["compute_s"]) > 0
+        assert row["roofline_fraction"] == row["roofline_s"] / row["step_s"]
         assert row["new_tokens_per_s"] > 0
     assert answer["best_batch"] in {1, 2}
     assert not list(tmp_path.iterdir())

@@ -96,12 +96,12 @@ def test_a_generation_counts_its_tokens(models: SmallModels, streamed: Callable[
 def test_figures_are_ready_for_json(saved: plain_module.Saved) -> None:
     model = saved.stream()
     empty = model.streaming.stats().to_dict()
-    assert empty["roofline"] == 1.0
+    assert empty["roofline_fraction"] == 1.0
     model(saved.question)
     figures = model.streaming.stats().to_dict()
     assert json.loads(json.dumps(figures)) == figures
     assert set(figures) == set(empty)
-    for name in ("hit_rate", "row_hit_rate", "overlap", "roofline"):
+    for name in ("hit_rate", "row_hit_rate", "overlap", "roofline_fraction"):
         assert 0 <= figures[name] <= 1, name
     assert figures["steps"] == 1
     model.streaming.close()
@@ -122,7 +122,7 @@ def test_a_step_divides_its_time(seconds: float, stalled: float, busy: float) ->
     step = Step(seconds, stalled, busy, 1, 1)
     assert 0 <= step.compute_s <= step.seconds
     assert step.roofline_s >= max(step.compute_s, step.disk_busy_s) - 1e-9
-    assert 0 <= step.roofline <= 1
+    assert 0 <= step.roofline_fraction <= 1
     assert 0 <= step.overlap <= 1
     assert json.loads(json.dumps(step.to_dict())) == step.to_dict()
 
@@ -138,7 +138,7 @@ def test_each_step_has_figures_of_its_own(saved: plain_module.Saved) -> None:
     for step in steps:
         figures = step.to_dict()
         assert figures["tokens_per_s"] == pytest.approx(saved.question.numel() / step.seconds)
-        assert figures["roofline"] == pytest.approx(min(figures["roofline_s"] / step.seconds, 1))
+        assert figures["roofline_fraction"] == pytest.approx(min(figures["roofline_s"] / step.seconds, 1))
         assert {"overlap", "compute_s", "bytes_read", "stalled_s"} < set(figures)
     assert set(stats.to_dict()) > set(steps[0].to_dict())
 

@@ -438,7 +438,7 @@ fn describe_foreign(head: &[u8], file_bytes: u64) -> FormatError {
     } else if head.starts_with(b"\x89HDF") {
         "this is an HDF5 file; load it with h5py"
     } else if file_bytes < CHECKPOINT_BYTES_MIN {
-        let what = format!("the file has only {file_bytes} bytes, perhaps since it was cut");
+        let what = format!("the file has only {file_bytes} bytes, perhaps since it was truncated");
         return FormatError::Corrupt { offset: 0, what };
     } else {
         "this is neither a torch archive nor a safetensors file; name a file of deepnvme.save, torch.save or safetensors"

@@ -52,7 +52,7 @@ pub(crate) enum Command {
     Verify(VerifyArguments),
     /// Convert a checkpoint to the format of the target's name, without loading the model into memory
     Convert(ConvertArguments),
-    /// Save, load, generate and train beside torch and accelerate (needs the Python package)
+    /// Save, load, generate and train, compared with torch and accelerate (needs the Python package)
     Demo(DemoArguments),
     /// Generate text with a model whose weights stay on disk (needs the Python package)
     Generate(Box<GenerateArguments>),

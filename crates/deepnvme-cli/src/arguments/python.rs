@@ -84,7 +84,7 @@ pub(crate) struct GenerateArguments {
   deepnvme demo                        in the current folder
   deepnvme demo /mnt/nvme --size 8GB
 
-Saves, loads, generates and trains beside torch and accelerate, in alternating rounds, and compares every result bit for
+Saves, loads, generates and trains in turn with torch and accelerate, in alternating rounds, and compares every result bit for
 bit. Needs torch, and names other packages that are missing. In a checkout, pip install '.[demo]' installs all of them.")]
 pub(crate) struct DemoArguments {
     /// Folder on the disk to measure; only a chart (deepnvme-demo.svg) stays there

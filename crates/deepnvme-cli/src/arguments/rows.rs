@@ -9,6 +9,12 @@ use super::python::{checked_size, serialize_path, serialize_path_if_any};
 
 /// The commands for tables of rows on disk.
 #[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:
+  deepnvme rows inspect model.safetensors                  list the tensors that can be a table
+  deepnvme rows pack model.safetensors rows.safetensors --tensor table
+  deepnvme rows bench rows.safetensors --memory 4MB
+
+Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct RowsArguments {
     #[command(subcommand)]
     pub(crate) command: RowsCommand,
@@ -79,7 +85,7 @@ pub(crate) struct TableArguments {
   deepnvme rows inspect table.bin --shape 50000,160 --dtype bfloat16
   deepnvme rows inspect rows.safetensors                   describe a packed table
 
-No row is read. Scales that are not packed are read.")]
+No row is read. Scales that are not packed are read. Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct RowsInspectArguments {
     #[command(flatten)]
     #[serde(flatten)]
@@ -97,7 +103,9 @@ pub(crate) struct RowsInspectArguments {
   deepnvme rows pack table.bin rows.safetensors --shape 50000,160 --dtype bfloat16
   deepnvme rows pack model.safetensors rows.safetensors --tensor table --trace ids.npy
 
-The new file appears when it is complete. Then every block is read and compared with its checksum.")]
+The new file appears when it is complete. Then every block is read and compared with its checksum.
+
+Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct RowsPackArguments {
     #[command(flatten)]
     #[serde(flatten)]
@@ -105,8 +113,8 @@ pub(crate) struct RowsPackArguments {
     /// File to write, replaced if it exists
     #[serde(serialize_with = "serialize_path")]
     pub(crate) target: PathBuf,
-    /// Ids that were requested before, in their order: a .npy file, or a file of one tensor. The most frequent rows are
-    /// copied together
+    /// Trace of ids, those that were requested before in their order: a .npy file, or a file of one tensor. The most
+    /// frequent rows are copied together
     #[arg(long, value_name = "FILE")]
     #[serde(serialize_with = "serialize_path_if_any")]
     pub(crate) trace: Option<PathBuf>,
@@ -119,7 +127,7 @@ pub(crate) struct RowsPackArguments {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum RowsBaseline {
-    /// fio: random direct reads with io_uring, each of the pages of a row
+    /// Random direct reads with io_uring, as large as the read of one row
     Fio,
     /// torch.index_select on a mapped file, for rows that are read in place
     Mmap,
@@ -131,10 +139,12 @@ pub(crate) enum RowsBaseline {
   deepnvme rows bench model.safetensors --tensor table --memory 1GB --zipf 1
   deepnvme rows bench table.bin --shape 50000,160 --dtype bfloat16 --against fio,mmap
 
-deepnvme and mmap gather the same rows in alternating rounds, other rows in each round. fio reads as many random pages.
-Before each turn, the file leaves the page cache. Rows in --memory stay there.
+deepnvme and mmap gather the same rows in alternating rounds, other rows in each round. fio makes as many random
+reads. Before each turn, the file leaves the page cache. Rows in --memory stay there.
 
-Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30.")]
+Sizes: 2GB is 2 x 10^9 bytes, 2GiB and 2G are 2 x 2^30.
+
+Exit status: 0 success, 1 failure, 2 usage error.")]
 pub(crate) struct RowsBenchArguments {
     #[command(flatten)]
     #[serde(flatten)]
@@ -142,12 +152,13 @@ pub(crate) struct RowsBenchArguments {
     /// Memory of the table: cached rows, and reads in flight
     #[arg(long, default_value = "64MB", value_parser = checked_size)]
     pub(crate) memory: String,
-    /// Rows per gather
+    /// Rows per gather, separated by commas [default: 16,4096,32768]
     #[arg(
         long,
         value_name = "COUNTS",
         value_delimiter = ',',
         default_values_t = [16, 4096, 32768],
+        hide_default_value = true,
         value_parser = clap::value_parser!(u64).range(1..=ROWS_MAX)
     )]
     pub(crate) rows: Vec<u64>,
@@ -157,7 +168,7 @@ pub(crate) struct RowsBenchArguments {
     /// Measured rounds
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub(crate) rounds: u64,
-    /// Baselines to measure in the same rounds
+    /// Baselines to measure in the same rounds, separated by commas
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) against: Vec<RowsBaseline>,
     /// Print JSON

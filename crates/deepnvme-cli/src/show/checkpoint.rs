@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use deepnvme_io::display;
 use deepnvme_perf::units::{bytes_text, gb};
+use deepnvme_rows::PACKED_KEY;
 
 use crate::inspect::{Conversion, Coverage, Inspection, PickledValue, Tensor, Verdict, Verification};
 
@@ -92,6 +93,7 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         let sums = match (file.has_checksums, file.has_stale_checksums) {
             (true, _) => "with checksums",
             (false, true) => "with checksums of another file",
+            (false, false) if is_packed_table(file) => "with a checksum in each block",
             (false, false) => "without checksums of its own",
         };
         let kind = if file.format == "torch" { "torch archive" } else { "safetensors" };
@@ -121,6 +123,11 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         let _ = writeln!(out, "total: {} files, {}, {}", files.len(), entries_text(tensors, values), bytes_text(bytes));
     }
     out
+}
+
+/// Returns whether the file is a packed table of rows, whose blocks have checksums.
+fn is_packed_table(file: &Inspection) -> bool {
+    file.metadata.iter().any(|(key, _)| key == PACKED_KEY)
 }
 
 /// Bytes of a value of metadata from which on only its size is shown.

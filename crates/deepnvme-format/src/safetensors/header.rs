@@ -35,7 +35,8 @@ impl Header {
         let bytes = u64::from_le_bytes(length);
         if bytes > HEADER_BYTES_MAX || bytes > file_bytes.saturating_sub(LENGTH_BYTES) {
             let what = format!(
-                "the file has {file_bytes} bytes and states a header of {bytes}; it is not a safetensors file, or it was cut"
+                "the file has {file_bytes} bytes and states a header of {bytes}; it is not a safetensors file, or it was \
+                 truncated"
             );
             return Err(Error::corrupt(0, what));
         }
@@ -73,7 +74,7 @@ impl Header {
             at += tensor.bytes;
         }
         if at != file_bytes {
-            let what = format!("the tensors end at byte {at} of a file of {file_bytes}; it was cut or extended");
+            let what = format!("the tensors end at byte {at} of a file of {file_bytes}; it was truncated or extended");
             return Err(Error::corrupt(at.min(file_bytes), what));
         }
         Ok(header)

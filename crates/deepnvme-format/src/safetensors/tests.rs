@@ -51,7 +51,7 @@ fn invalid_headers_are_refused() {
         format!(r#"{{"dtype":"U8","shape":[{}],"data_offsets":[{begin},{end}]}}"#, end.saturating_sub(begin))
     };
     for (json, file_bytes, word) in [
-        (format!(r#"{{"a":{}}}"#, entry(0, 4)), 0, "cut"),
+        (format!(r#"{{"a":{}}}"#, entry(0, 4)), 0, "truncated"),
         (format!(r#"{{"a":{}}}"#, entry(1, 4)), 4, "begins there"),
         (format!(r#"{{"a":{},"b":{}}}"#, entry(0, 4), entry(2, 6)), 6, "begins there"),
         (format!(r#"{{"a":{},"a":{}}}"#, entry(0, 4), entry(4, 6)), 6, "twice"),

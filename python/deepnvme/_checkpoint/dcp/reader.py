@@ -25,7 +25,7 @@ from deepnvme._deepnvme import _list_state, default_engine
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.metadata_file import read_metadata
-from deepnvme._utils.public import first_of, public_in
+from deepnvme._utils.public import names_text, public_in
 from deepnvme._utils.tensors import cast_refusal
 from deepnvme.errors import ChecksumError, CorruptFileError, Error, InvalidArgumentError, OutOfMemoryError
 
@@ -299,8 +299,8 @@ class MissingNamesPlanner(DefaultLoadPlanner):
             if not missing:
                 raise
             others = [name for name in found if name not in self.state_dict] or list(found)
-            there = first_of(sorted(others)) or "none"
-            msg = f"{self._checkpoint}: there is no tensor {first_of(sorted(missing))}; there are {there}"
+            has = f"no entry is named {names_text(sorted(missing))}; its entries are: {names_text(sorted(others))}"
+            msg = f"{self._checkpoint}: {has}"
             raise KeyError(msg) from error
 
 
