@@ -8,7 +8,7 @@ import os
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
-from deepnvme._deepnvme import _command_result
+from deepnvme._deepnvme import StripeSet, _command_result
 from deepnvme._utils.public import DURABILITIES, check_choice, check_flag, parse_bytes, public, whole
 from deepnvme.errors import ChecksumError, Error, InvalidArgumentError, NotFoundError, PermissionDeniedError
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
+Source = Path | StripeSet
 
 # The error of `verify`, by error number.
 _UNREADABLE = {
@@ -41,12 +42,12 @@ _OPTION = re.compile(r"--([a-z-]+)([= ]?<[A-Z_]+>)?")
 
 
 @public
-def inspect(path: Path, *, depth: int | None = 2) -> CommandResult:
+def inspect(path: Source, *, depth: int | None = 2) -> CommandResult:
     """List the tensors of a checkpoint: names, dtypes, shapes and sizes. Reads no tensor, and runs no code of a file.
 
     Args:
-        path: a torch archive, a safetensors file, an index of several, a folder with one of these, or the manifest of a
-            stripe set. Of the folder of a :class:`Checkpointer`, every checkpoint is listed.
+        path: a torch archive, a safetensors file, an index of several, a folder with one of these, a
+            :class:`StripeSet`, or its manifest. Of the folder of a :class:`Checkpointer`, every checkpoint is listed.
         depth: levels of the names that ``print`` shows; ``None`` shows every tensor. The dict always lists all.
 
     Returns:
@@ -66,17 +67,17 @@ def inspect(path: Path, *, depth: int | None = 2) -> CommandResult:
         [('layer.weight', 'float32', [3, 4])]
     """
     shown = "--all" if depth is None else f"--depth={whole(depth, 'depth', 1)}"
-    return run("inspect", shown, "--", os.fsdecode(path))
+    return run("inspect", shown, "--", _name_of(path))
 
 
 @public
-def verify(*paths: Path, check: bool = True) -> CommandResult:
+def verify(*paths: Source, check: bool = True) -> CommandResult:
     """Compare every byte of checkpoints with their checksums, using little memory.
 
     The bytes come from the drive, not from the page cache, if the file system has direct I/O.
 
     Args:
-        paths: files, indexes, manifests of stripe sets, model folders, and folders of a :class:`Checkpointer`.
+        paths: files, indexes, stripe sets and their manifests, model folders, and folders of a :class:`Checkpointer`.
         check: whether to raise unless everything is sound. With ``False``, look at ``is_sound`` of the result.
 
     Returns:
@@ -103,7 +104,7 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
     if not paths:
         raise TypeError('deepnvme.verify needs at least one path: deepnvme.verify("model.pt")')
     check_flag(check, "check")
-    result = run("verify", "--", *map(os.fsdecode, paths))
+    result = run("verify", "--", *map(_name_of, paths))
     if check and not result["is_sound"]:
         bad = [file for file in result["files"] if file["verdict"] != "sound"]
         text = "\n".join(f"{file['verdict']}: {file['finding']}" for file in bad)
@@ -117,15 +118,15 @@ def verify(*paths: Path, check: bool = True) -> CommandResult:
 
 
 @public
-def convert(source: Path, target: Path) -> CommandResult:
+def convert(source: Source, target: Path) -> CommandResult:
     """Convert a checkpoint to the format of the target's name, without loading the model into memory.
 
     The source is verified while it is read. Tensors that share memory stay shared in a torch archive, and are written
     separately to a safetensors file.
 
     Args:
-        source: a torch archive, a safetensors file, an index of several, a folder with one of these, or the manifest of
-            a stripe set.
+        source: a torch archive, a safetensors file, an index of several, a folder with one of these, a
+            :class:`StripeSet`, or its manifest.
         target: the new file, replaced if it exists: safetensors with that extension, else a torch archive. It appears
             when it is complete, and has checksums.
 
@@ -147,7 +148,7 @@ def convert(source: Path, target: Path) -> CommandResult:
         >>> deepnvme.load("model.safetensors")["weight"].tolist()
         [1.0, 1.0, 1.0]
     """
-    return run("convert", "--", os.fsdecode(source), os.fsdecode(target))
+    return run("convert", "--", _name_of(source), os.fsdecode(target))
 
 
 @public
@@ -410,6 +411,10 @@ def run(*arguments: str) -> CommandResult:
         named = _OPTION.sub(lambda option: option[1].replace("-", "_"), reason)
         raise InvalidArgumentError(named) from None
     return CommandResult(json.loads(fields), text)
+
+
+def _name_of(source: Source) -> str:
+    return os.fsdecode(source.manifest_path if isinstance(source, StripeSet) else source)
 
 
 def _folders(command: str, folders: tuple[Path, ...]) -> list[str]:

@@ -273,3 +273,15 @@ def test_one_file_under_two_names_in_a_batch(tmp_path: Path, random_bytes: Rando
             deepnvme.write_batch([(one, offsets[0], first), (other, offsets[1], second)])
     deepnvme.write_batch([(one, 0, first), (other, 10_000, second)])
     assert one.read_bytes() == first + second
+
+
+def test_commands_take_a_set(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    stripes = deepnvme.StripeSet([tmp_path / name / "part" for name in ("a", "b")], stripe_bytes=4096)
+    deepnvme.save({"w": torch.arange(5000)}, stripes)
+    assert deepnvme.verify(stripes)["is_sound"]
+    [file] = deepnvme.inspect(stripes)["files"]
+    assert [tensor["name"] for tensor in file["tensors"]] == ["w"]
+    deepnvme.convert(stripes, tmp_path / "w.safetensors")
+    assert torch.equal(deepnvme.load(tmp_path / "w.safetensors")["w"], torch.arange(5000))

@@ -16,7 +16,7 @@ from deepnvme._deepnvme import __version__, _packed_block_bytes
 from deepnvme._rows import bench
 from deepnvme._rows.gather import check_ids
 from deepnvme._rows.locate import Located, list_tables
-from deepnvme._rows.named_table import NamedTable, dtype_name, labelled, row_text, shape_text, size_text
+from deepnvme._rows.named_table import NamedTable, as_argument, dtype_name, labelled, row_text, shape_text, size_text
 from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.terminal import printable, report_errors, say
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
@@ -194,7 +194,8 @@ def _print_candidates(table: NamedTable, tables: list[dict[str, Any]]) -> None:
         say(f"{size:>{widths[0]}}  {row:>{widths[1]}}  {dtype:<{widths[2]}}  {shape:<{widths[3]}}  {printable(name)}")
     if len(tables) > len(shown):
         say(f"and {len(tables) - len(shown):,} more; --json lists all")
-    say(f"\nName one: deepnvme rows inspect {printable(shlex.join([table.source, '--tensor', tables[0]['name']]))}")
+    named = table._replace(tensor=[tables[0]["name"]])
+    say(f"\nName one: deepnvme rows inspect {printable(named.arguments)}")
 
 
 def _pack(options: dict[str, Any]) -> int:
@@ -221,7 +222,12 @@ def _pack(options: dict[str, Any]) -> int:
         if not options["json"]:
             _print_packed(answer)
         began = time.perf_counter()
-        answer["verified_blocks"] = store.verify()
+        name = shlex.quote(as_argument(str(target)))
+        try:
+            answer["verified_blocks"] = store.verify()
+        except KeyboardInterrupt:
+            say(f"The new file is complete, and was not verified: deepnvme verify {printable(name)}")
+            raise
         answer["verify_seconds"] = time.perf_counter() - began
     if options["json"]:
         say(json.dumps(answer, indent=2))
@@ -231,13 +237,15 @@ def _pack(options: dict[str, Any]) -> int:
             "verified", f"{answer['verified_blocks']:,} blocks match their checksums; {answer['verify_seconds']:.2f} s"
         )
     )
-    say(labelled("measure", f"deepnvme rows bench {shlex.quote(str(target))}"))
+    say(labelled("measure", f"deepnvme rows bench {name}"))
     return 0
 
 
 def _memory_bytes(located: Located, trace: torch.Tensor | None) -> int:
     hot = 0 if trace is None else min(located.rows, trace.numel()) * _HOT_ROW_BYTES
-    return _PACK_MEMORY_BYTES + _PACK_ROWS * located.row_bytes + hot
+    # Of the checksums of the blocks, if they are in memory. A block has 4 KiB at least, and two thirds of it are rows.
+    checksums = located.rows * located.row_bytes // 512
+    return _PACK_MEMORY_BYTES + _PACK_ROWS * located.row_bytes + checksums + hot
 
 
 def read_trace(path: str) -> torch.Tensor:

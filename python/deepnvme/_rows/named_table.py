@@ -66,11 +66,11 @@ class NamedTable(NamedTuple):
     @property
     def arguments(self) -> str:
         """The arguments that name this table to another command."""
-        words = [self.source]
-        for name in self.tensor or ():
-            words += ["--tensor", name]
-        for name in self.scales or ():
-            words += ["--scales", name]
+        words = [as_argument(self.source)]
+        for option, names in (("--tensor", self.tensor), ("--scales", self.scales)):
+            for name in names or ():
+                # The value of an option may begin with a dash only if it is in the same word.
+                words += [f"{option}={name}"] if name.startswith("-") else [option, name]
         if self.shape is not None:
             words += ["--shape", ",".join(map(str, self.shape)), "--dtype", str(self.dtype).removeprefix("torch.")]
         if self.offset:
@@ -145,6 +145,11 @@ def _check_checkpoint(source: str) -> None:
     except (CorruptFileError, UnsupportedError) as error:
         msg = f"{error}. For a raw file, give --shape and --dtype"
         raise type(error)(msg) from error
+
+
+def as_argument(path: str) -> str:
+    """Return a path that is not taken for an option."""
+    return f"./{path}" if path.startswith("-") else path
 
 
 class Region(NamedTuple):

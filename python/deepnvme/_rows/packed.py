@@ -117,7 +117,9 @@ def hot_rows(ids: torch.Tensor, rows: int) -> list[int]:
     numbers, places, counts = torch.unique(trace, return_inverse=True, return_counts=True)
     for number in (int(numbers[0]), int(numbers[-1])):
         if not 0 <= number < rows:
-            msg = f"the trace of ids has {number}, which is no row: the table has {rows} rows, from 0 on"
+            # The unsigned ids from 2^63 on became negative.
+            wrong = number + (1 << 64) if number < 0 and not ids.dtype.is_signed else number
+            msg = f"the trace of ids has {wrong}, which is no row: the table has {rows} rows, from 0 on"
             raise IndexError(msg)
     first = torch.full_like(numbers, len(trace)).scatter_reduce_(0, places, torch.arange(len(trace)), "amin")
     hottest = torch.argsort(counts, descending=True, stable=True)[
