@@ -120,7 +120,27 @@ class RowStore:
             argument = None if scale_table is None else (scale_table.behind(behind), _SCALES[scale_table.dtype])
             self._store = _RowStore(files, described.behind(0), None, argument, nbytes, engine)
             self._has_scales = scale_table is not None
-        self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
+        self._describe(described)
+
+    @classmethod
+    def _of_ranges(
+        cls,
+        paths: Sequence[str],
+        ranges: list[tuple[int, int, int]],
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        memory: int,
+    ) -> Self:
+        """Open a table by the place of each of its parts: number of the file, offset in bytes, rows."""
+        self = cls.__new__(cls)
+        rows = Located([*paths], ranges, row_shape, dtype)
+        self._store = _RowStore(rows.files, rows.behind(0), None, None, memory, None)
+        self._has_scales = False
+        self._describe(rows)
+        return self
+
+    def _describe(self, rows: Located) -> None:
+        self._row_shape, self._dtype, self._rows = rows.row_shape, rows.dtype, rows.rows
         self._is_closed = False
 
     @classmethod
