@@ -9,7 +9,15 @@ import torch
 
 from deepnvme._deepnvme import _pack_rows, _RowStore
 from deepnvme._rows.gather import Gather, check_ids
-from deepnvme._rows.locate import CONVERTED, FLOATS, SCALES, TableSource, locate_table, refuse_as_target
+from deepnvme._rows.locate import (
+    CONVERTED,
+    FLOATS,
+    SCALES,
+    Located,
+    TableSource,
+    locate_table,
+    refuse_as_target,
+)
 from deepnvme._rows.packed import describe, hot_rows, locate_packed
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.public import check_engine, parse_bytes, public, shown
@@ -115,7 +123,27 @@ class RowStore:
             argument = None if scale_table is None else (scale_table.behind(behind), SCALES[scale_table.dtype])
             self._store = _RowStore(files, described.behind(0), argument, nbytes, engine)
             self._has_scales, self._first_rows = scale_table is not None, described.first_rows
-        self._row_shape, self._dtype, self._rows = described.row_shape, described.dtype, described.rows
+        self._describe(described)
+
+    @classmethod
+    def _of_ranges(
+        cls,
+        paths: Sequence[str],
+        ranges: list[tuple[int, int, int]],
+        row_shape: tuple[int, ...],
+        dtype: torch.dtype,
+        memory: int,
+    ) -> Self:
+        """Open a table by the place of each of its parts: number of the file, offset in bytes, rows."""
+        self = cls.__new__(cls)
+        rows = Located([*paths], ranges, row_shape, dtype)
+        self._store = _RowStore(rows.files, rows.behind(0), None, memory, None)
+        self._has_scales, self._first_rows = False, rows.first_rows
+        self._describe(rows)
+        return self
+
+    def _describe(self, rows: Located) -> None:
+        self._row_shape, self._dtype, self._rows = rows.row_shape, rows.dtype, rows.rows
         self._is_closed = False
 
     @classmethod

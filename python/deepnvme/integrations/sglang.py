@@ -1,8 +1,10 @@
-"""SGLang with models larger than memory: the weights of the layers stream from NVMe, layer by layer.
+"""SGLang with models larger than memory: layers that stream from NVMe, and embedding tables that stay there.
 
 The wheel registers this module in the entry-point group ``sglang.srt.plugins``. It changes nothing until the
-environment sets ``DEEPNVME_OFFLOAD_DIR``. Then deepnvme's offloader replaces SGLang's own in each process, so that
-every rank has its own file with the weights that it needs.
+environment sets ``DEEPNVME_OFFLOAD_DIR`` or ``DEEPNVME_TABLES``.
+
+With ``DEEPNVME_OFFLOAD_DIR``, deepnvme's offloader replaces SGLang's own in each process, so that every rank has its
+own file with the weights that it needs.
 
 - ``DEEPNVME_OFFLOAD_DIR``: a folder on the disk to stream from, with space for the weights. Its files have no names,
   and vanish with their processes.
@@ -10,9 +12,18 @@ every rank has its own file with the weights that it needs.
   Default: three times the largest layer.
 - ``DEEPNVME_OFFLOAD_PREFETCH_LAYERS``: layers to read ahead. Default: 2, if they fit.
 
+With ``DEEPNVME_TABLES``, embedding tables stay in the checkpoint, with any load format that maps safetensors files.
+
+- ``DEEPNVME_TABLES``: the tables: ``all``, a size from which they stay there, or some of ``embed_tokens_per_layer``
+  (Gemma 3n and 4), ``ngram_embedding`` (Qwen4), ``engram`` (DeepSeek-V4.1) and ``oe_embedder`` (LongCat).
+- ``DEEPNVME_TABLES_MEMORY``: memory of each rank for rows of these tables. Default: 1 GiB.
+
 Example::
 
     export DEEPNVME_OFFLOAD_DIR=/mnt/nvme DEEPNVME_OFFLOAD_MEMORY=8GB
+    sglang serve --model-path MODEL --load-format deepnvme --disable-cuda-graph
+
+    export DEEPNVME_TABLES=all DEEPNVME_TABLES_MEMORY=4GB
     sglang serve --model-path MODEL --load-format deepnvme --disable-cuda-graph
 """
 
@@ -23,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import InvalidArgumentError
+from deepnvme.integrations._tables.settings import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,15 +52,24 @@ DIR = "DEEPNVME_OFFLOAD_DIR"
 MEMORY = "DEEPNVME_OFFLOAD_MEMORY"
 PREFETCH_LAYERS = "DEEPNVME_OFFLOAD_PREFETCH_LAYERS"
 _CREATE = "sglang.srt.utils.offloader.create_offloader"
+_INITIALIZE = "sglang.srt.model_loader.loader._initialize_model"
 
 
 def register() -> None:
-    """Make SGLang use deepnvme's offloader if ``DEEPNVME_OFFLOAD_DIR`` is set. SGLang calls this in its processes."""
-    if not os.environ.get(DIR):
-        return
+    """Hook into SGLang for the variables that are set. SGLang calls this in its processes."""
+    if os.environ.get(DIR):
+        _register(_CREATE, create_offloader)
+    if os.environ.get(TABLES):
+        from deepnvme.integrations._sglang.tables import initialize_model  # noqa: PLC0415
+
+        # The values are checked there: SGLang goes on without a plugin that fails here.
+        _register(_INITIALIZE, initialize_model)
+
+
+def _register(target: str, hook: Callable[..., Any]) -> None:
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType  # noqa: PLC0415
 
-    HookRegistry.register(_CREATE, create_offloader, HookType.AROUND)
+    HookRegistry.register(target, hook, HookType.AROUND)
 
 
 def create_offloader(original: Callable[[], Any]) -> Offloader:
@@ -67,6 +88,7 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
     from sglang.srt.utils import offloader  # noqa: PLC0415
 
     from deepnvme.integrations._sglang.offloader import Offloader  # noqa: PLC0415
+    from deepnvme.integrations._tables.weight import ids_of_tables  # noqa: PLC0415
 
     theirs = original()
     if type(theirs) is not offloader.NoopOffloader:
@@ -82,7 +104,7 @@ def create_offloader(original: Callable[[], Any]) -> Offloader:
         memory=None if memory is None else parse_bytes(memory, MEMORY),
         prefetch_layers=_count(os.environ.get(PREFETCH_LAYERS)),
         # SGLang knows which weights share memory with other tensors, or are used to compute them.
-        is_resident=offloader._get_resident_parameter_ids,  # noqa: SLF001
+        is_resident=lambda layer: offloader._get_resident_parameter_ids(layer) | ids_of_tables(layer),  # noqa: SLF001
     )
 
 

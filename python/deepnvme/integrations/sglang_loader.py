@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.iterate import iterate_weights
 from deepnvme.integrations._server_methods import with_globals
 from deepnvme.integrations._server_settings import split_settings
+from deepnvme.integrations._tables.loading import iterate_but_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,6 +87,6 @@ def loader_class() -> Any:
 
         def _read(self, files: list[str], **_reading: Any) -> Iterator[tuple[str, torch.Tensor]]:
             # Keep SGLang's order: ranks may start with different files.
-            return iterate_weights(files, **self._settings)
+            return iterate_but_tables(files, **self._settings)
 
     return DeepnvmeModelLoader

@@ -1,14 +1,24 @@
-"""vLLM's load format ``deepnvme``: ``vllm serve MODEL --load-format deepnvme``.
+"""vLLM's load format ``deepnvme``: ``vllm serve MODEL --load-format deepnvme``; and embedding tables on disk.
 
 The wheel registers this module in the entry-point group ``vllm.general_plugins``. It changes nothing until the load
-format is used. vLLM itself finds, downloads, filters and checks the files, as for ``--load-format safetensors``.
+format is used, or the environment sets ``DEEPNVME_TABLES``.
 
-Settings, in ``--model-loader-extra-config '{"prefetch_bytes": "1GB"}'``: ``prefetch_bytes``, the bytes that are read
-ahead (default 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
+vLLM itself finds, downloads, filters and checks the files, as for ``--load-format safetensors``.
+
+Settings of the load format, in ``--model-loader-extra-config '{"prefetch_bytes": "1GB"}'``: ``prefetch_bytes``, the
+bytes that are read ahead (default 512 MiB for each rank), and ``verify``, as for ``deepnvme.load``.
+
+Embedding tables on disk, with any load format that maps safetensors files:
+
+- ``DEEPNVME_TABLES``: the tables that stay in the checkpoint: ``all``, a size from which they do, or some of
+  ``embed_tokens_per_layer`` (Gemma 3n and 4), ``ngram_embedding`` (Qwen4), ``engram`` (DeepSeek-V4.1) and
+  ``oe_embedder`` (LongCat).
+- ``DEEPNVME_TABLES_MEMORY``: memory of each rank for rows of these tables. Default: 1 GiB.
 
 Example::
 
     vllm serve MODEL --load-format deepnvme --model-loader-extra-config '{"prefetch_bytes": "1GB"}'
+    DEEPNVME_TABLES=all DEEPNVME_TABLES_MEMORY=4GB vllm serve MODEL --load-format deepnvme
 """
 
 from __future__ import annotations
@@ -16,10 +26,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from deepnvme._checkpoint.iterate import iterate_weights
 from deepnvme.errors import InvalidArgumentError
 from deepnvme.integrations._server_methods import with_globals
 from deepnvme.integrations._server_settings import split_settings
+from deepnvme.integrations._tables.loading import iterate_but_tables
+from deepnvme.integrations._tables.settings import TableSettings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,12 +48,23 @@ LOAD_FORMAT = "deepnvme"
 
 
 def register() -> None:
-    """Register the load format ``deepnvme`` with vLLM. vLLM calls this in each process; a second call does nothing."""
+    """Register the load format ``deepnvme`` with vLLM, and the embeddings of ``DEEPNVME_TABLES``.
+
+    vLLM calls this in each process; a second call does nothing.
+
+    Raises:
+        ValueError: a variable of the environment has no valid value.
+    """
     from vllm.model_executor import model_loader  # noqa: PLC0415
 
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
     if LOAD_FORMAT not in known:
         model_loader.register_model_loader(LOAD_FORMAT)(loader_class())
+    tables = TableSettings.from_environment()
+    if tables.is_enabled:
+        from deepnvme.integrations._vllm.tables import install  # noqa: PLC0415
+
+        install(tables)
 
 
 def loader_class() -> Any:
@@ -88,7 +110,7 @@ def loader_class() -> Any:
                 raise InvalidArgumentError(msg)
             wanted = None if local_expert_ids is None else _filter(local_expert_ids)
             ordered: list[str] = sorted(files, key=_by_number)
-            return iterate_weights(ordered, wanted=wanted, **self._settings)
+            return iterate_but_tables(ordered, wanted=wanted, **self._settings)
 
     return DeepnvmeModelLoader
 

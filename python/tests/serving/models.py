@@ -68,6 +68,52 @@ def write_mixtral(folder: Path) -> None:
     MixtralForCausalLM(MixtralConfig(**sizes, **heads)).bfloat16().save_pretrained(folder, max_shard_size="100KB")
 
 
+def write_gemma3n(folder: Path, **settings: Any) -> None:
+    """Write a Gemma 3n of text, whose next tokens depend on its per-layer embeddings."""
+    from transformers import Gemma3nForCausalLM, Gemma3nTextConfig
+
+    torch.manual_seed(8)
+    sizes = {"hidden_size": 64, "intermediate_size": [96] * 4, "num_hidden_layers": 4, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+    layers = {"vocab_size_per_layer_input": 300, "hidden_size_per_layer_input": 16, "laurel_rank": 8}
+    kinds = {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 32,
+        "num_kv_shared_layers": 2,
+    }
+    sparsity = {"activation_sparsity_pattern": [0.0] * 4, "altup_num_inputs": 2}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = Gemma3nTextConfig(
+        **sizes, **heads, **layers, **kinds, **sparsity, **ends, initializer_range=0.3, **settings
+    )
+    _save_gemma(Gemma3nForCausalLM(config), folder)
+
+
+def write_gemma4(folder: Path, **settings: Any) -> None:
+    """Write a Gemma 4 of text, whose next tokens depend on its per-layer embeddings."""
+    from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+    torch.manual_seed(9)
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "vocab_size": 320}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 256}
+    layers = {"vocab_size_per_layer_input": 320, "hidden_size_per_layer_input": 16, "global_head_dim": 32}
+    kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 32}
+    ends = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = Gemma4TextConfig(**sizes, **heads, **layers, **kinds, **ends, initializer_range=0.3, **settings)
+    _save_gemma(Gemma4ForCausalLM(config), folder)
+
+
+def _save_gemma(model: Any, folder: Path) -> None:
+    """Make the per-layer embeddings weigh more than the last token, which would otherwise be repeated."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "post_per_layer_input_norm" in name:
+                parameter.fill_(10)
+            if name.endswith("embed_tokens.weight"):
+                parameter.mul_(0.1)
+    model.bfloat16().save_pretrained(folder, max_shard_size="60KB")
+
+
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Compare shape, dtype and every bit."""
     if left.dtype != right.dtype or left.shape != right.shape:

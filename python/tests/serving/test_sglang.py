@@ -175,13 +175,13 @@ def test_the_hooks_are_applied(tmp_path: Path, server: Callable[..., Any]) -> No
     assert made["default"]
     assert made["counts"][0] == made["counts"][1] > 20
     assert made["same"]
-    assert "choose one" in made["refused"]
+    assert "use only one of them" in made["refused"]
 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"DEEPNVME_OFFLOAD_DIR": "nowhere"}, "DEEPNVME_OFFLOAD_DIR is 'nowhere', which is no folder"),
+        ({"DEEPNVME_OFFLOAD_DIR": "nowhere"}, "DEEPNVME_OFFLOAD_DIR is 'nowhere', which is not a folder"),
         ({"DEEPNVME_OFFLOAD_MEMORY": "much"}, "DEEPNVME_OFFLOAD_MEMORY is 'much'"),
         ({"DEEPNVME_OFFLOAD_PREFETCH_LAYERS": "-1"}, "DEEPNVME_OFFLOAD_PREFETCH_LAYERS is '-1'"),
     ],
