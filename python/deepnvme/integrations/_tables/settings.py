@@ -9,7 +9,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from deepnvme._utils.arguments import parse_bytes
+from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import InvalidArgumentError
 
 TABLES = "DEEPNVME_TABLES"
