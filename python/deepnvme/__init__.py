@@ -75,12 +75,20 @@ if TYPE_CHECKING:
     from deepnvme._checkpoint.save import save
     from deepnvme._checkpoint.save_start import CheckpointerStats
     from deepnvme._commands import CommandResult, bench, convert, inspect, pack, report, tune, verify
-    from deepnvme._offload import ParameterOffload, offload_parameters
+    from deepnvme._offload import (
+        ActivationOffload,
+        ActivationStats,
+        ParameterOffload,
+        offload_activations,
+        offload_parameters,
+    )
     from deepnvme._rows import Gather, RowStats, RowStore
     from deepnvme._stream import Streaming, StreamStats, stream
     from deepnvme._swap import Borrowed, Swapper, SwapStats
 
 __all__ = [
+    "ActivationOffload",
+    "ActivationStats",
     "BackendProbe",
     "Borrowed",
     "Checkpoint",
@@ -114,6 +122,7 @@ __all__ = [
     "errors",
     "inspect",
     "load",
+    "offload_activations",
     "offload_parameters",
     "open",
     "optim",
@@ -141,6 +150,8 @@ __all__ = [
 # Imported on first use, so that a program that only reads and writes tensors does not wait for them.
 _MODULES = ("deepspeed", "errors", "integrations", "nn", "optim")
 _LAZY = {
+    "ActivationOffload": "_offload",
+    "ActivationStats": "_offload",
     "Checkpoint": "_checkpoint.checkpoint",
     "Checkpointer": "_checkpoint.checkpointer",
     "CheckpointerStats": "_checkpoint.save_start",
@@ -158,6 +169,7 @@ _LAZY = {
     "convert": "_commands",
     "inspect": "_commands",
     "load": "_checkpoint.load",
+    "offload_activations": "_offload",
     "offload_parameters": "_offload",
     "pack": "_commands",
     "report": "_commands",

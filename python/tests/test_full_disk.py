@@ -7,12 +7,14 @@ import re
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import deepnvme
 from deepnvme.integrations.dcp import DeepnvmeWriter
@@ -255,3 +257,24 @@ def test_a_benchmark_needs_room(small_disk: Path) -> None:
     with pytest.raises(deepnvme.Error, match=r"(?i)no space|are needed|are free"):
         deepnvme.bench("write", small_disk, size="20M", processes=2, loops=1)
     assert names(small_disk) == []
+
+
+def test_activations_stay_in_memory(small_disk: Path) -> None:
+    """The backward pass of the tensors that were moved before is right, and so is the next step."""
+    layers = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Tanh()) for _ in range(24)])
+    batch = torch.randn(2048, 512)
+    layers(batch).square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in layers.parameters() if parameter.grad is not None]
+    with deepnvme.offload_activations(small_disk, memory="8MB") as activations:
+        for _ in range(2):
+            layers.zero_grad()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                layers(batch).square().mean().backward()
+            found = [parameter.grad for parameter in layers.parameters()]
+            for one, other in zip(found, expected, strict=True):
+                assert one is not None
+                assert torch.equal(one, other)
+            if told:
+                assert "stay in memory, since they cannot be moved to disk" in str(told[0].message)
+        assert 0 < activations.stats().tensors < 2 * 24

@@ -1,14 +1,22 @@
-"""Keep parameters on disk while nothing uses them: :func:`offload_parameters`.
+"""Keep parameters and activations on disk while nothing uses them.
 
 - ``begin``: the public function. ``parameter_offload``: the public class, which holds what the function has begun.
 - ``groups`` finds the parameters that are moved together. ``residence`` holds them in memory while they are in use,
   puts placeholders in their place otherwise, and notices forbidden changes.
 - ``passes`` follows a block through forward and backward. Autograd saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group.
+- ``activations``: the public function and class for what autograd saves. ``saved_tensors``: hooks that see it.
 - ``state_dicts`` fills, loads and saves the state dicts of parameters on disk.
 """
 
+from deepnvme._offload.activations import ActivationOffload, ActivationStats, offload_activations
 from deepnvme._offload.begin import offload_parameters
 from deepnvme._offload.parameter_offload import ParameterOffload
 
-__all__ = ["ParameterOffload", "offload_parameters"]
+__all__ = [
+    "ActivationOffload",
+    "ActivationStats",
+    "ParameterOffload",
+    "offload_activations",
+    "offload_parameters",
+]

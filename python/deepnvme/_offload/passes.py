@@ -19,6 +19,7 @@ from torch.utils import _pytree as tree
 
 from deepnvme._modules.calls import refuse_recording, with_copies
 from deepnvme._offload.residence import Holder
+from deepnvme._offload.saved_tensors import KeptTensor, OuterTensor, SavedTensorHooks, keep, kept_tensor, outer_hooks
 from deepnvme._utils.tensors import address_of
 
 if TYPE_CHECKING:
@@ -264,22 +265,6 @@ class _CastView:
     offset: int
 
 
-@dataclass(frozen=True)
-class _OuterSaved:
-    """A tensor that is not a weight, packed by the surrounding hooks, and their unpack function."""
-
-    packed: Any
-    unpack: Callable[[Any], torch.Tensor]
-
-
-@dataclass(frozen=True)
-class _SavedTensor:
-    """A tensor that is not a weight, at a version."""
-
-    tensor: torch.Tensor
-    version: int
-
-
 def save_references(
     residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None] | None
 ) -> AbstractContextManager[None]:
@@ -290,29 +275,18 @@ def save_references(
         groups: the groups held while the block runs.
         ensure: called before a saved weight is used again; it holds all groups. ``None``: a copy of the weight is used.
     """
-    around: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+    outer = outer_hooks()
     members = {id(member.parameter): (group, member) for group in groups for member in group.members}
 
     def pack(tensor: torch.Tensor) -> Any:
         place = _weight_view(residence, groups, tensor) or _cast_view(residence, members, tensor)
         if place is not None:
             return place
-        if around is not None:
-            # For example those of activation checkpointing. Only the innermost hooks are called, so these pass all else
-            # on.
-            return _OuterSaved(around[0](tensor), around[1])
-        return _SavedTensor(tensor, tensor._version)  # noqa: SLF001
+        return keep(tensor, outer)
 
     def unpack(saved: Any) -> torch.Tensor:
-        if isinstance(saved, _SavedTensor):
-            if saved.tensor._version != saved.version:  # noqa: SLF001
-                raise RuntimeError(
-                    "a tensor that the backward pass needs was changed in place after it was used "
-                    f"(shape {tuple(saved.tensor.shape)})"
-                )
-            return saved.tensor
-        if isinstance(saved, _OuterSaved):
-            return saved.unpack(saved.packed)
+        if isinstance(saved, KeptTensor | OuterTensor):
+            return kept_tensor(saved)
         if residence.version(saved.group) != saved.version:
             raise RuntimeError(
                 f"{saved.group.members[0].name} was changed after the forward pass, and the backward pass needs its "
@@ -327,7 +301,7 @@ def save_references(
         return viewed.clone(memory_format=torch.preserve_format) if torch.is_grad_enabled() else viewed
 
     setattr(pack, _RUNNING, residence.gathered_depths if ensure is None else residence.calls)
-    return _Hooks(pack, unpack)
+    return SavedTensorHooks(pack, unpack)
 
 
 def drop_stale_hooks() -> None:
@@ -349,29 +323,6 @@ def _viewed(saved: _WeightView | _CastView, memory: torch.Tensor) -> torch.Tenso
         return flat.as_strided(saved.size, saved.stride, flat.storage_offset()).data
     copy: torch.Tensor = saved.member.view(memory).to(saved.dtype)
     return copy.as_strided(saved.size, saved.stride, saved.offset)
-
-
-class _Hooks(AbstractContextManager[None]):
-    """Hooks for saved tensors, as ``torch.autograd.graph.saved_tensors_hooks``.
-
-    torch's own stay if Ctrl-C comes between their entry and the block. And their exit removes the innermost hooks, even
-    if those belong to another block by then.
-    """
-
-    def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
-        self._pack, self._unpack = pack, unpack
-
-    def __enter__(self) -> None:
-        try:
-            torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)  # noqa: SLF001
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        top: Any = torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
-        if top is not None and top[0] is self._pack:
-            torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
 
 
 def _weight_view(residence: Residence, groups: Sequence[ParameterGroup], tensor: torch.Tensor) -> _WeightView | None:

@@ -1,0 +1,87 @@
+"""Hooks that see each tensor that autograd saves for the backward pass."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class SavedTensorHooks(AbstractContextManager[None]):
+    """Hooks for saved tensors, as ``torch.autograd.graph.saved_tensors_hooks``.
+
+    torch's own stay if Ctrl-C comes between their entry and the block. And their exit removes the innermost hooks, even
+    if those belong to another block by then.
+    """
+
+    def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
+        self._pack, self._unpack = pack, unpack
+
+    def __enter__(self) -> None:
+        try:
+            torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)  # noqa: SLF001
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        top = outer_hooks()
+        if top is not None and top[0] is self._pack:
+            torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
+
+
+@dataclass(frozen=True)
+class KeptTensor:
+    """A tensor that stays in memory, at a version."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+@dataclass(frozen=True)
+class OuterTensor:
+    """A tensor that the surrounding hooks have packed, and their unpack function."""
+
+    packed: Any
+    unpack: Callable[[Any], torch.Tensor]
+
+
+def outer_hooks() -> Any:
+    """Return the innermost hooks of this thread, for packing and unpacking; ``None`` if there are none.
+
+    They surround hooks that are about to be entered.
+    """
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)  # noqa: SLF001
+
+
+def keep(tensor: torch.Tensor, outer: Any) -> KeptTensor | OuterTensor:
+    """Pack a tensor that hooks leave alone.
+
+    Only the innermost hooks are called, so those around them, such as those of activation checkpointing, get it here.
+    """
+    if outer is not None:
+        return OuterTensor(outer[0](tensor), outer[1])
+    # The result of an operation refers to its node, which refers to this. An alias has the same version and no node.
+    return KeptTensor(tensor.detach(), tensor._version)  # noqa: SLF001
+
+
+def kept_tensor(saved: KeptTensor | OuterTensor) -> torch.Tensor:
+    """Unpack a tensor that hooks have left alone.
+
+    Raises:
+        RuntimeError: it was changed in place. torch itself looks for that only without hooks.
+    """
+    if isinstance(saved, OuterTensor):
+        return saved.unpack(saved.packed)
+    if saved.tensor._version != saved.version:  # noqa: SLF001
+        msg = (
+            "a tensor that the backward pass needs was changed in place after it was used "
+            f"(shape {tuple(saved.tensor.shape)})"
+        )
+        raise RuntimeError(msg)
+    return saved.tensor
