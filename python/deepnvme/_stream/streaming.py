@@ -18,7 +18,7 @@ from deepnvme._stream.layer_cache import LayerCache, load_resident
 from deepnvme._stream.model_files import open_for_module
 from deepnvme._stream.parameter_binding import ChangedBuffers, OriginalWeights, refuse_loading
 from deepnvme._stream.planner import Plan, PlanInput, plan_within
-from deepnvme._stream.row_cache import GatheredRows, RowCache
+from deepnvme._stream.row_cache import GatheredRows, RowCache, UsedLookups
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_origin import WeightFiles, find_origins, named_tensors, replace_traced
 from deepnvme._utils.closing import ClosesAtEnd
@@ -123,10 +123,10 @@ class Streaming(ClosesAtEnd):
             raise
 
     def _row_cache(self, found: Partition, files: WeightFiles, planned: Plan) -> RowCache | GatheredRows:
-        calls, changed = self._calls, self._changed
+        used = UsedLookups(found.lookups, files, self._calls, self._changed)
         if self._on_host:
-            return RowCache(found.lookups, files, planned.row_cache_bytes, calls, changed)
-        return GatheredRows(found.lookups, files, planned.gathered_bytes, self.device, calls=calls, changed=changed)
+            return RowCache(used, planned.row_cache_bytes)
+        return GatheredRows(used, planned.gathered_bytes, self.device)
 
     def _undo(self, model: nn.Module) -> None:
         """Close a model whose streaming did not begin, and leave no trace."""
