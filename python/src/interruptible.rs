@@ -36,25 +36,7 @@ pub(crate) fn run_to_end<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
 ) -> PyResult<T> {
-    let creator = CreatorProcess::current();
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let seen = Arc::clone(&interrupted);
-    let started = threads::start(py, "deepnvme-work", move || work(&|| seen.load(Ordering::SeqCst)))?;
-    loop {
-        check_process(py, creator)?;
-        let waited = started.wait(py, SIGNAL_CHECK_INTERVAL);
-        // Also once the work has ended: an exception after it would replace the result.
-        if py.check_signals().is_err() {
-            interrupted.store(true, Ordering::SeqCst);
-        }
-        match waited {
-            Ok(value) => return Ok(value),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
-            }
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-    }
+    run_interruptible(py, "deepnvme-work", OnSignal::Finish, work)
 }
 
 /// Runs `work`, which changes no file, on a thread. An exception from a signal is raised immediately: the thread ends
@@ -71,22 +53,50 @@ pub(crate) fn run_stoppable_read_only<T: Send + 'static>(
     py: Python<'_>,
     work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
 ) -> PyResult<T> {
+    run_interruptible(py, "deepnvme-open", OnSignal::Raise, work)
+}
+
+/// The end of a call whose work a signal has interrupted.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OnSignal {
+    /// Raise the signal's exception immediately.
+    Raise,
+    /// Wait for the work, and return its result.
+    Finish,
+}
+
+fn run_interruptible<T: Send + 'static>(
+    py: Python<'_>,
+    thread: &str,
+    on_signal: OnSignal,
+    work: impl FnOnce(&(dyn Fn() -> bool + Sync)) -> T + Send + 'static,
+) -> PyResult<T> {
     let creator = CreatorProcess::current();
     let interrupted = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&interrupted);
-    let started = threads::start(py, "deepnvme-open", move || work(&|| seen.load(Ordering::SeqCst)))?;
+    let started = threads::start(py, thread, move || work(&|| seen.load(Ordering::SeqCst)))?;
     loop {
         check_process(py, creator)?;
-        match started.wait(py, SIGNAL_CHECK_INTERVAL) {
-            Ok(value) => return Ok(value),
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                py.check_signals().inspect_err(|_| interrupted.store(true, Ordering::SeqCst))?;
+        let waited = started.wait(py, SIGNAL_CHECK_INTERVAL);
+        // `Finish` checks also once the work has ended: an exception after it would replace the result.
+        let is_checked = on_signal == OnSignal::Finish || matches!(waited, Err(RecvTimeoutError::Timeout));
+        if is_checked && let Err(signal) = py.check_signals() {
+            interrupted.store(true, Ordering::SeqCst);
+            if on_signal == OnSignal::Raise {
+                return Err(signal);
             }
         }
+        match waited {
+            Ok(value) => return Ok(value),
+            Err(RecvTimeoutError::Disconnected) => return Err(thread_stopped(py)),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
     }
+}
+
+/// The error for work that panicked.
+fn thread_stopped(py: Python<'_>) -> PyErr {
+    error::plain(py, "Error", "the thread that did the work stopped".into())
 }
 
 /// Runs `work`, which allocates `nbytes` of locked memory: the kernel provides each page, which takes a second for some
@@ -119,9 +129,7 @@ pub(crate) fn run_polling<T: Send + 'static>(
         match (started.wait(py, SIGNAL_CHECK_INTERVAL), raised) {
             (Ok(_), Some(signal)) => return Err(signal),
             (Ok(value), None) => return Ok(value),
-            (Err(RecvTimeoutError::Disconnected), _) => {
-                return Err(error::plain(py, "Error", "the thread that did the work stopped".into()));
-            }
+            (Err(RecvTimeoutError::Disconnected), _) => return Err(thread_stopped(py)),
             (Err(RecvTimeoutError::Timeout), before) => raised = before,
         }
         let is_late = || stopped.zip(patience).is_some_and(|(since, patience)| since.elapsed() >= patience);

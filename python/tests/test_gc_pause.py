@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,7 @@ import pytest
 
 from deepnvme._utils.gc_pause import GcPause, gc_paused
 from forked_child import status_of_child
+from pause import Pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,20 +57,8 @@ def test_an_interrupt_at_any_point(interrupted: Any) -> None:
 
 
 def test_a_child_forked_in_the_pause_of_another_thread() -> None:
-    begun, goes_on = threading.Event(), threading.Event()
-
-    @gc_paused
-    def pause() -> None:
-        begun.set()
-        goes_on.wait()
-
-    thread = threading.Thread(target=pause)
-    thread.start()
-    assert begun.wait(20)
-    try:
+    pause = Pause()
+    with pause.of(gc_paused(pause.wait)):
         assert not gc.isenabled()
         assert status_of_child(lambda: 0 if gc.isenabled() else 1) == 0
-    finally:
-        goes_on.set()
-        thread.join()
     assert gc.isenabled()

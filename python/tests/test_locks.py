@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import deepnvme
 from deepnvme._utils.interrupts import make_lock
 from forked_child import status_of_child
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from pause import Pause
 
 # Where else the package makes locks, and why no child waits for them.
 OTHERS = {
@@ -23,38 +21,19 @@ OTHERS = {
 }
 
 
-def held_in_a_thread(lock: Any) -> Callable[[], None]:
-    """Hold a lock in another thread. Return what ends that."""
-    is_held, is_over = threading.Event(), threading.Event()
+def test_a_lock_of_another_thread_is_free_in_the_child_and_held_in_the_parent() -> None:
+    lock, pause = make_lock(), Pause()
 
     def hold() -> None:
         with lock:
-            is_held.set()
-            is_over.wait()
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert is_held.wait(20)
-
-    def end() -> None:
-        is_over.set()
-        thread.join()
-
-    return end
-
-
-def test_a_lock_of_another_thread_is_free_in_the_child_and_held_in_the_parent() -> None:
-    lock = make_lock()
+            pause.wait()
 
     def work() -> None:
         assert lock.acquire(timeout=10)
 
-    end = held_in_a_thread(lock)
-    try:
+    with pause.of(hold):
         assert status_of_child(work) == 0
         assert not lock.acquire(blocking=False)
-    finally:
-        end()
 
 
 def test_a_lock_of_the_thread_that_forks_stays_held() -> None:
@@ -85,27 +64,18 @@ def test_a_lazy_tensor_that_a_thread_was_reading_at_the_fork(tmp_path: Path) -> 
     torch = pytest.importorskip("torch")
     deepnvme.save({"a": torch.arange(1000.0)}, tmp_path / "a.pt")
     tensor = deepnvme.load(tmp_path / "a.pt", lazy=True)["a"]
-    begun, goes_on = threading.Event(), threading.Event()
-    read = tensor._read
+    pause, read = Pause(), tensor._read
 
     def slow() -> Any:
-        begun.set()
-        goes_on.wait()
+        pause.wait()
         return read()
-
-    vars(tensor)["_read"] = slow
-    thread = threading.Thread(target=tensor.materialize)
-    thread.start()
-    assert begun.wait(20)
-    vars(tensor)["_read"] = read
 
     def work() -> None:
         with pytest.raises(deepnvme.errors.ClosedError):
             tensor.materialize()
 
-    try:
+    vars(tensor)["_read"] = slow
+    with pause.of(tensor.materialize):
+        vars(tensor)["_read"] = read
         assert status_of_child(work) == 0
-    finally:
-        goes_on.set()
-        thread.join()
     assert tensor.equal(torch.arange(1000.0))

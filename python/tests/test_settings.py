@@ -42,22 +42,10 @@ def test_settings_of_the_wrong_type(tmp_path: Path) -> None:
 
 
 def test_settings_can_be_read() -> None:
-    with deepnvme.Engine(
-        workers=3,
-        queue_depth=5,
-        block_bytes=8192,
-        backend="threads",
-        window="drain",
-        submit="single",
-        direct="disabled",
-        gds="preferred",
-        pool_bytes=1 << 20,
-        lock_pool=False,
-        register_pool=False,
-    ) as engine:
-        assert (engine.backend, engine.workers, engine.queue_depth, engine.block_bytes) == ("threads", 3, 5, 8192)
-        assert (engine.submit, engine.window, engine.direct) == ("single", "drain", "disabled")
-        assert engine.gds == "preferred"
+    settings: dict[str, Any] = {"workers": 3, "queue_depth": 5, "block_bytes": 8192, "backend": "threads"}
+    settings |= {"window": "drain", "submit": "single", "direct": "disabled", "gds": "preferred"}
+    with deepnvme.Engine(**settings, pool_bytes=1 << 20, lock_pool=False, register_pool=False) as engine:
+        assert {name: getattr(engine, name) for name in settings} == settings
         assert not engine.is_closed
         assert engine.pool_bytes <= 1 << 20
         assert "workers=3" in repr(engine)

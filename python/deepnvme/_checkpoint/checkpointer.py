@@ -21,6 +21,7 @@ from deepnvme._checkpoint.history import History
 from deepnvme._checkpoint.load import load
 from deepnvme._checkpoint.save import SaveOptions
 from deepnvme._checkpoint.save_start import CheckpointerStats, SaveSchedule, SaveStarter, StatsCounter
+from deepnvme._utils.closing import ClosesAtEnd
 from deepnvme._utils.interpreter import check_interpreter
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 from deepnvme._utils.public import parse_bytes, public, to_absolute_path, whole
@@ -47,7 +48,7 @@ _TRIES_MAX = 20
 
 
 @public
-class Checkpointer:
+class Checkpointer(ClosesAtEnd):
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
     Each checkpoint of one process is one file in the format of ``deepnvme.save``, such as ``step-00000010.pt``.
@@ -478,12 +479,8 @@ class Checkpointer:
                     self._timer_group.close()
                 self._group.close()
 
-    def __enter__(self) -> Self:
+    def _check_open(self) -> None:
         self._check_process()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         steps = [entry.step for entry in self._history.entries]

@@ -20,6 +20,7 @@ from deepnvme._offload.residence import Residence, fingerprint
 from deepnvme._offload.state_dicts import ShardSaver, fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
 from deepnvme._swap.swapper import Swapper
+from deepnvme._utils.closing import ClosesAtEnd
 from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.public import parse_bytes, public
 from deepnvme._utils.tensors import address_of, cast_refusal
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from torch import nn
-    from typing_extensions import Self
 
     from deepnvme._offload.groups import ParameterGroup
     from deepnvme._swap.values import SwapStats
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @public
-class ParameterOffload:
+class ParameterOffload(ClosesAtEnd):
     """Control and observe offloaded parameters. Available as ``model.offloading``.
 
     A ``with`` block closes it at its end, and so moves all parameters back into memory.
@@ -345,13 +345,6 @@ class ParameterOffload:
             # A step that a backward pass has begun finds all parameters in memory.
             self._group_of.clear()
             self._swapper.close()
-
-    def __enter__(self) -> Self:
-        self._check_open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         model = self._model()

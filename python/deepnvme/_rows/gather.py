@@ -1,15 +1,17 @@
-"""Gathers of rows: the ids that a caller gives, and the rows in flight."""
+"""Gathers of rows: the ids and the tensor that a caller gives, and the rows in flight."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from deepnvme._rows.locate import CONVERTED, FLOATS
 from deepnvme._utils.interrupts import is_of_handler
 from deepnvme._utils.public import public, shown
-from deepnvme.errors import UnsupportedError, WaitTimeoutError
+from deepnvme._utils.tensors import checked_dtype
+from deepnvme.errors import InvalidArgumentError, UnsupportedError, WaitTimeoutError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -88,6 +90,54 @@ def check_ids(ids: Any) -> tuple[torch.Tensor, tuple[bool, int]]:
         msg = f"ids are {dtype}, {tensor.layout}, on {tensor.device}; they must be integers, such as torch.int64"
         raise TypeError(msg)
     return tensor.detach().cpu().contiguous(), (dtype.is_signed, dtype.itemsize)
+
+
+class RowFormat(NamedTuple):
+    """The rows of a table, as they are on disk."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    has_scales: bool
+
+    @property
+    def gathered_dtype(self) -> torch.dtype:
+        """The dtype of gathered rows unless a call names another."""
+        return torch.float32 if self.has_scales else self.dtype
+
+
+def gather_target(
+    rows: RowFormat, ids: torch.Tensor, out: Any, dtype: torch.dtype | None, scale: float | None
+) -> tuple[torch.Tensor, tuple[str, str, float | None] | None]:
+    """Return the tensor for the rows of these ids, and their conversion."""
+    shape = (*ids.shape, *rows.shape)
+    given: object = scale
+    if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
+        msg = f"scale is {shown(given)}; it must be a number"
+        raise TypeError(msg)
+    if out is not None and not isinstance(out, torch.Tensor):
+        msg = f"out must be a torch tensor, not {type(out).__name__}"
+        raise TypeError(msg)
+    if out is None:
+        out = torch.empty(shape, dtype=rows.gathered_dtype if dtype is None else checked_dtype(dtype))
+    elif tuple(out.shape) != shape or not out.is_contiguous():
+        kind = "" if out.is_contiguous() else ", not contiguous"
+        msg = f"out has the shape {tuple(out.shape)}{kind}; it must be contiguous, of the shape {shape}"
+        raise InvalidArgumentError(msg)
+    elif dtype is not None and dtype != out.dtype:
+        msg = f"dtype is {dtype}, and out is {out.dtype}; leave dtype out, or give one of that dtype"
+        raise TypeError(msg)
+    if out.dtype == rows.dtype and scale is None and not rows.has_scales:
+        return out, None
+    if rows.dtype not in CONVERTED or out.dtype not in FLOATS:
+        if rows.dtype in CONVERTED:
+            msg = (
+                f"the result would be {out.dtype}, and converted or scaled rows are bfloat16, float16 or float32; "
+                "pass one of these, such as dtype=torch.float32"
+            )
+        else:
+            msg = f"rows of {rows.dtype} cannot be converted or scaled; gather them as they are, and convert the result"
+        raise TypeError(msg)
+    return out, (CONVERTED[rows.dtype], FLOATS[out.dtype], scale)
 
 
 def _as_tensor(ids: Any) -> torch.Tensor:

@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 
 from deepnvme._deepnvme import _pack_rows, _RowStore
-from deepnvme._rows.gather import Gather, check_ids
-from deepnvme._rows.locate import (
-    CONVERTED,
-    FLOATS,
-    SCALES,
-    Located,
-    TableSource,
-    locate_table,
-    refuse_as_target,
-)
+from deepnvme._rows.gather import Gather, RowFormat, check_ids, gather_target
+from deepnvme._rows.locate import SCALES, Located, TableSource, locate_table, refuse_as_target
 from deepnvme._rows.packed import describe, hot_rows, locate_packed
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.public import check_engine, parse_bytes, public, shown
-from deepnvme._utils.tensors import checked_dtype
 from deepnvme._utils.terminal import ProgressArgument, progress_callback
 from deepnvme.errors import InvalidArgumentError
 
@@ -115,15 +106,15 @@ class RowStore:
                 kind, count = packed.scales
                 behind_rows = (count, described.row_bytes), SCALES[kind]
             self._store = _RowStore(described.files, packed.source, behind_rows, nbytes, engine)
-            self._has_scales, self._first_rows = packed.scales is not None, packed.first_rows
+            has_scales, self._first_rows = packed.scales is not None, packed.first_rows
         else:
             described, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
             files = [*described.files, *(scale_table.files if scale_table else ())]
             behind = len(described.files)
             argument = None if scale_table is None else (scale_table.behind(behind), SCALES[scale_table.dtype])
             self._store = _RowStore(files, described.behind(0), argument, nbytes, engine)
-            self._has_scales, self._first_rows = scale_table is not None, described.first_rows
-        self._describe(described)
+            has_scales, self._first_rows = scale_table is not None, described.first_rows
+        self._describe(described, has_scales=has_scales)
 
     @classmethod
     def _of_ranges(
@@ -138,12 +129,12 @@ class RowStore:
         self = cls.__new__(cls)
         rows = Located([*paths], ranges, row_shape, dtype)
         self._store = _RowStore(rows.files, rows.behind(0), None, memory, None)
-        self._has_scales, self._first_rows = False, rows.first_rows
-        self._describe(rows)
+        self._first_rows = rows.first_rows
+        self._describe(rows, has_scales=False)
         return self
 
-    def _describe(self, rows: Located) -> None:
-        self._row_shape, self._dtype, self._rows = rows.row_shape, rows.dtype, rows.rows
+    def _describe(self, rows: Located, *, has_scales: bool) -> None:
+        self._format, self._rows = RowFormat(rows.row_shape, rows.dtype, has_scales), rows.rows
         self._is_closed = False
 
     @classmethod
@@ -233,7 +224,7 @@ class RowStore:
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of the table; the first size is its number of rows."""
-        return (self._rows, *self._row_shape)
+        return (self._rows, *self._format.shape)
 
     @property
     def first_rows(self) -> tuple[int, ...]:
@@ -256,12 +247,12 @@ class RowStore:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of its elements on disk."""
-        return self._dtype
+        return self._format.dtype
 
     @property
     def gathered_dtype(self) -> torch.dtype:
         """The dtype of gathered rows unless a call names another: float32 for a table with scales, else the table's."""
-        return torch.float32 if self._has_scales else self._dtype
+        return self._format.gathered_dtype
 
     def __len__(self) -> int:
         return self._rows
@@ -310,7 +301,7 @@ class RowStore:
                     [1.5000, 2.0000, 2.5000]], dtype=torch.bfloat16)
         """
         numbers, kind = check_ids(ids)
-        target, conversion = self._target(numbers, out, dtype, scale)
+        target, conversion = gather_target(self._format, numbers, out, dtype, scale)
         with relaxed_capture_for(target.device):
             self._store.gather((numbers, kind, target.detach(), conversion))
         return target
@@ -348,7 +339,7 @@ class RowStore:
                     [3., 4., 5.]])
         """
         numbers, kind = check_ids(ids)
-        target, conversion = self._target(numbers, out, dtype, scale)
+        target, conversion = gather_target(self._format, numbers, out, dtype, scale)
         with relaxed_capture_for(target.device):
             return Gather(self._store.start_gather((numbers, kind, target.detach(), conversion)), target)
 
@@ -449,44 +440,7 @@ class RowStore:
 
     def __repr__(self) -> str:
         closed = ", closed" if self._is_closed else ""
-        return f"RowStore({self._rows} rows of {self._row_shape}, {self._dtype}{closed})"
-
-    def _target(
-        self, ids: torch.Tensor, out: Any, dtype: torch.dtype | None, scale: float | None
-    ) -> tuple[torch.Tensor, tuple[str, str, float | None] | None]:
-        """Return the tensor for the rows, and their conversion."""
-        shape = (*ids.shape, *self._row_shape)
-        given: object = scale
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int | float)):
-            msg = f"scale is {shown(given)}; it must be a number"
-            raise TypeError(msg)
-        if out is not None and not isinstance(out, torch.Tensor):
-            msg = f"out must be a torch tensor, not {type(out).__name__}"
-            raise TypeError(msg)
-        if out is None:
-            out = torch.empty(shape, dtype=self.gathered_dtype if dtype is None else checked_dtype(dtype))
-        elif tuple(out.shape) != shape or not out.is_contiguous():
-            kind = "" if out.is_contiguous() else ", not contiguous"
-            msg = f"out has the shape {tuple(out.shape)}{kind}; it must be contiguous, of the shape {shape}"
-            raise InvalidArgumentError(msg)
-        elif dtype is not None and dtype != out.dtype:
-            msg = f"dtype is {dtype}, and out is {out.dtype}; leave dtype out, or give one of that dtype"
-            raise TypeError(msg)
-        if out.dtype == self._dtype and scale is None and not self._has_scales:
-            return out, None
-        if self._dtype not in CONVERTED or out.dtype not in FLOATS:
-            if self._dtype in CONVERTED:
-                msg = (
-                    f"the result would be {out.dtype}, and converted or scaled rows are bfloat16, float16 or float32; "
-                    "pass one of these, such as dtype=torch.float32"
-                )
-            else:
-                msg = (
-                    f"rows of {self._dtype} cannot be converted or scaled; gather them as they are, and convert the "
-                    "result"
-                )
-            raise TypeError(msg)
-        return out, (CONVERTED[self._dtype], FLOATS[out.dtype], scale)
+        return f"RowStore({self._rows} rows of {self._format.shape}, {self._format.dtype}{closed})"
 
 
 @public

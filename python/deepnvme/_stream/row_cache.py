@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -48,37 +49,47 @@ class _UsesOtherExpertsError(Exception):
     """A module used experts that were not loaded. Its result is wrong."""
 
 
+@dataclass(frozen=True)
+class UsedLookups:
+    """The modules of a streamed model of which only some rows are loaded."""
+
+    lookups: Sequence[RowLookup]
+    files: WeightFiles
+    """The files of their weights."""
+    calls: RunningCalls
+    """Counts their calls."""
+    changed: ChangedBuffers
+    """The buffers that they have changed."""
+
+    def origins_of(self, lookup: RowLookup) -> list[Origin]:
+        """Find the weights of a module in the files."""
+        return [self.files.origin_of[weight.name] for weight in lookup.weights]
+
+    def binding_of(self, lookup: RowLookup, device: torch.device) -> ParameterBinding:
+        """Make the binding of a module to weights on a device."""
+        return ParameterBinding(lookup.weights, device, self.calls, self.changed)
+
+
 class RowCache:
     """Load the rows that a module is about to use before it runs.
 
     Args:
-        lookups: the modules.
-        files: the files of their weights.
+        used: the modules.
         memory: bytes for rows and experts.
-        calls: counts the calls of the modules.
-        changed: the buffers that the modules have changed.
     """
 
-    def __init__(
-        self,
-        lookups: Sequence[RowLookup],
-        files: WeightFiles,
-        memory: int,
-        calls: RunningCalls,
-        changed: ChangedBuffers,
-    ) -> None:
+    def __init__(self, used: UsedLookups, memory: int) -> None:
+        files, calls = used.files, used.calls
         self.memory = memory
-        self._lookups = list(lookups)
+        self._lookups = list(used.lookups)
         # For each module: number of its first item, and rows per item.
         self._firsts: list[tuple[int, int]] = []
-        self._page_bytes = page_bytes(
-            [[files.origin_of[weight.name] for weight in lookup.weights] for lookup in self._lookups]
-        )
+        self._page_bytes = page_bytes([used.origins_of(lookup) for lookup in self._lookups])
         tensors: list[tuple[int, int, int, int, int, _RowLocations]] = []
         places: list[list[tuple[int, Origin]]] = []
         at, items = 0, 0
         for lookup in self._lookups:
-            origins = [files.origin_of[weight.name] for weight in lookup.weights]
+            origins = used.origins_of(lookup)
             rows = _rows_per_item(origins)
             count = -(-origins[0].shape[0] // rows)
             self._firsts.append((items, rows))
@@ -95,7 +106,7 @@ class RowCache:
         self._uses_all: set[int] = set()
         self._turns, self._calls = ThreadTurns(calls.check), calls
         self._memory = torch.utils.dlpack.from_dlpack(self._cache.capsule())
-        self._bindings = [ParameterBinding(lookup.weights, torch.device("cpu"), calls, changed) for lookup in lookups]
+        self._bindings = [used.binding_of(lookup, torch.device("cpu")) for lookup in self._lookups]
         self._views = [
             [
                 view_weight(self._memory, place, origin, like)
@@ -104,13 +115,10 @@ class RowCache:
             for some, binding in zip(places, self._bindings, strict=True)
         ]
         self._counts = [get_weight(lookup.weights[0]).shape[0] for lookup in self._lookups]
-        self._items_max = [
-            memory // item_bytes([files.origin_of[weight.name] for weight in lookup.weights], self._page_bytes)
-            for lookup in self._lookups
-        ]
+        self._items_max = [memory // item_bytes(used.origins_of(lookup), self._page_bytes) for lookup in self._lookups]
         # `torch.utils.swap_tensors` refuses tensors with a weak reference: a later call would find the other tensor.
         self._references = [weakref.ref(view) for views in self._views for view in views]
-        for index, lookup in enumerate(lookups):
+        for index, lookup in enumerate(self._lookups):
             calls.wrap(lookup.module, self._wrapper_of(index))
 
     def stats(self) -> dict[str, float]:
@@ -269,36 +277,25 @@ class GatheredRows:
     """Gather the rows that an embedding looks up, each time that it runs.
 
     Args:
-        lookups: the embeddings.
-        files: the files of their weights. Each has an origin that can be gathered.
+        used: the embeddings. Each weight has an origin that can be gathered.
         memory: bytes of host memory for rows that are used often.
         device: the device of the model.
-        calls: counts the calls of the modules.
-        changed: the buffers that the modules have changed.
     """
 
-    def __init__(
-        self,
-        lookups: Sequence[RowLookup],
-        files: WeightFiles,
-        memory: int,
-        device: torch.device,
-        *,
-        calls: RunningCalls,
-        changed: ChangedBuffers,
-    ) -> None:
+    def __init__(self, used: UsedLookups, memory: int, device: torch.device) -> None:
+        files, calls = used.files, used.calls
         self.memory, self._device = memory, device
         self._stores: list[_RowStore] = []
-        self._origins = [files.origin_of[lookup.weights[0].name] for lookup in lookups]
+        self._origins = [used.origins_of(lookup)[0] for lookup in used.lookups]
         total = sum(origin.nbytes for origin in self._origins)
-        for index, (lookup, origin) in enumerate(zip(lookups, self._origins, strict=True)):
+        for index, (lookup, origin) in enumerate(zip(used.lookups, self._origins, strict=True)):
             row_bytes = _row_bytes(origin)
             share = max(memory * origin.nbytes // total, _ROWS_MIN * row_bytes, _BYTES_MIN)
             sources = sorted({each.source for each in origin.ranges})
             ranges = [(sources.index(each.source), each.offset, each.nbytes // row_bytes) for each in origin.ranges]
             paths = [files.sources[source] for source in sources]
             self._stores.append(_RowStore(paths, (ranges, row_bytes), None, share, files.engine))
-            binding = ParameterBinding(lookup.weights, device, calls, changed)
+            binding = used.binding_of(lookup, device)
             binding.set_look_up(calls.counted(functools.partial(self._look_up, index)))
             calls.wrap(lookup.module, checked_wrapper(lookup.name, binding))
 

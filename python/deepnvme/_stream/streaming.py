@@ -18,9 +18,10 @@ from deepnvme._stream.layer_cache import LayerCache, load_resident
 from deepnvme._stream.model_files import open_for_module
 from deepnvme._stream.parameter_binding import ChangedBuffers, OriginalWeights, refuse_loading
 from deepnvme._stream.planner import Plan, PlanInput, plan_within
-from deepnvme._stream.row_cache import GatheredRows, RowCache
+from deepnvme._stream.row_cache import GatheredRows, RowCache, UsedLookups
 from deepnvme._stream.stats import StepRecorder
 from deepnvme._stream.weight_origin import WeightFiles, find_origins, named_tensors, replace_traced
+from deepnvme._utils.closing import ClosesAtEnd
 from deepnvme._utils.devices import check_device, parsed_device
 from deepnvme._utils.public import check_choice, check_engine, first_of, parse_bytes, public, whole
 from deepnvme._utils.tensors import checked_dtype
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from os import PathLike
 
     from torch.utils.hooks import RemovableHandle
-    from typing_extensions import Self
 
     from deepnvme._deepnvme import Engine, Trace
     from deepnvme._modules.partition import Partition
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @public
-class Streaming:
+class Streaming(ClosesAtEnd):
     """Control and observe a streamed model. Available as ``model.streaming``.
 
     A ``with`` block closes it at its end.
@@ -123,10 +123,10 @@ class Streaming:
             raise
 
     def _row_cache(self, found: Partition, files: WeightFiles, planned: Plan) -> RowCache | GatheredRows:
-        calls, changed = self._calls, self._changed
+        used = UsedLookups(found.lookups, files, self._calls, self._changed)
         if self._on_host:
-            return RowCache(found.lookups, files, planned.row_cache_bytes, calls, changed)
-        return GatheredRows(found.lookups, files, planned.gathered_bytes, self.device, calls=calls, changed=changed)
+            return RowCache(used, planned.row_cache_bytes)
+        return GatheredRows(used, planned.gathered_bytes, self.device)
 
     def _undo(self, model: nn.Module) -> None:
         """Close a model whose streaming did not begin, and leave no trace."""
@@ -158,12 +158,8 @@ class Streaming:
         if self.layer_cache is not None:
             self.layer_cache.warm_up()
 
-    def __enter__(self) -> Self:
+    def _check_open(self) -> None:
         self._calls.check()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         model = self._model()

@@ -25,6 +25,7 @@ from deepnvme._swap.values import (
     transfer_part,
     view_tensor,
 )
+from deepnvme._utils.closing import ClosesAtEnd
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import check_engine, check_flag, parse_bytes, public, whole
@@ -36,8 +37,6 @@ _FD_MAX = (1 << 31) - 1
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from typing_extensions import Self
-
     from deepnvme._deepnvme import Engine, _Borrowed
 
 # Closed at interpreter exit, so that no named file remains.
@@ -45,7 +44,7 @@ _OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
 
 
 @public
-class Swapper:
+class Swapper(ClosesAtEnd):
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
     A borrowed tensor is a view of a pinned slot, without a copy. The end of its block waits for torch's current stream,
@@ -478,12 +477,8 @@ class Swapper:
         state = ", closed" if self.is_closed else ""
         return f"<deepnvme.Swapper, items={stats.items}, memory_bytes={stats.memory_bytes}{state}>"
 
-    def __enter__(self) -> Self:
+    def _check_open(self) -> None:
         self._swapper.check_open()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a swapper can be neither copied nor pickled: it owns its files; make another one")

@@ -25,8 +25,7 @@ CELLS: Cells = {
         "raises `ClosedError`; no file appears",
         STATE
         + """
-soon(deepnvme.default_engine().close, busy())
-raises(errors.ClosedError, lambda: deepnvme.save(state, "file.pt"))
+ends_at_close(lambda: deepnvme.save(state, "file.pt"), deepnvme.default_engine().close)
 assert os.listdir() == ["output"]
 """,
     ),
@@ -36,8 +35,7 @@ assert os.listdir() == ["output"]
         + """
 for name in ("file.pt", "file.safetensors"):
     event_times.clear()
-    soon(interrupt, busy())
-    raises(KeyboardInterrupt, lambda: deepnvme.save(state, name))
+    ends_at_interrupt(lambda: deepnvme.save(state, name))
     assert os.listdir() == ["output"]
 """,
     ),
@@ -76,11 +74,9 @@ except errors.ClosedError:
         STATE
         + """
 deepnvme.save(state, "file.pt", durability="none", engine=deepnvme.Engine())
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: deepnvme.load("file.pt"))
+ends_at_interrupt(lambda: deepnvme.load("file.pt"))
 event_times.clear()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: deepnvme.load("file.pt", into=state))
+ends_at_interrupt(lambda: deepnvme.load("file.pt", into=state))
 """,
     ),
     (LOAD, "fork"): (
@@ -111,8 +107,7 @@ leave(lambda: deepnvme.load("file.pt"), busy())
         + CHECKPOINTER
         + """
 checkpointer.save(1, {"a": torch.ones(3)})
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: checkpointer.save(2, state))
+ends_at_interrupt(lambda: checkpointer.save(2, state))
 assert checkpointer.latest().step == 1
 assert checkpointer.save(3, {"a": torch.ones(3)})
 checkpointer.close()
@@ -143,8 +138,7 @@ assert checkpointer.latest().step == 1
         + """
 # Enough memory for part of the state: the rest waits for the disk.
 checkpointer = deepnvme.Checkpointer("run", async_=True, durability="none", memory=32 << 20)
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: checkpointer.save(1, state))
+ends_at_interrupt(lambda: checkpointer.save(1, state))
 checkpointer.wait()
 assert checkpointer.latest() is None
 assert checkpointer.save(3, {"a": torch.ones(3)})
@@ -189,8 +183,7 @@ while not checkpointer.checkpoints:
         STATE
         + SAVING
         + """
-soon(interrupt, moves)
-raises(KeyboardInterrupt, checkpointer.wait)
+ends_at_interrupt(checkpointer.wait, moves)
 with checkpointer.overlap():
     event_times.clear()
     checkpointer.save(2, {"a": torch.ones(3)})
@@ -198,8 +191,7 @@ with checkpointer.overlap():
     assert [entry.step for entry in checkpointer.checkpoints] == [1, 2]
     moves = busy()
     checkpointer.save(3, state)
-    soon(interrupt, moves)
-    raises(KeyboardInterrupt, checkpointer.wait_for_tensors)
+    ends_at_interrupt(checkpointer.wait_for_tensors, moves)
     checkpointer.wait()
 assert checkpointer.latest().step == 3
 """,
@@ -239,8 +231,7 @@ assert checkpointer.latest().step == 1
         STATE
         + SAVING
         + """
-soon(interrupt, moves)
-raises(KeyboardInterrupt, checkpointer.close)
+ends_at_interrupt(checkpointer.close, moves)
 checkpointer.close()
 assert checkpointer.latest().step == 1
 assert sorted(os.listdir("run")) == ["manifest.json", "step-00000001.pt"]
@@ -269,8 +260,7 @@ engine = deepnvme.Engine()
 with deepnvme.Checkpointer("run", durability="none", engine=engine) as checkpointer:
     checkpointer.save(1, state)
 checkpointer = deepnvme.Checkpointer("run")
-soon(interrupt, busy())
-raises(KeyboardInterrupt, checkpointer.restore)
+ends_at_interrupt(checkpointer.restore)
 """,
     ),
     (RESTORE, "fork"): (

@@ -57,26 +57,22 @@ MEASURES_LITTLE = (
 CELLS: Cells = {
     (VERIFY, "Ctrl-C"): (
         "raises",
-        SAVED + "soon(interrupt, at(0.1))\nraises(KeyboardInterrupt, lambda: deepnvme.verify(*paths))",
-        *(
-            LARGE_RUN + f"soon(interrupt, at({moment}))\nraises(KeyboardInterrupt, lambda: deepnvme.verify('run'))"
-            for moment in (0.1, 1.0)
-        ),
+        SAVED + "ends_at_interrupt(lambda: deepnvme.verify(*paths), at(0.1))",
+        *(LARGE_RUN + f"ends_at_interrupt(lambda: deepnvme.verify('run'), at({moment}))" for moment in (0.1, 1.0)),
     ),
     (VERIFY, "fork"): (
         "verifies, with an engine of its own",
         SMALL + "in_child(lambda: deepnvme.verify('file.safetensors'))",
     ),
     (VERIFY, "exit"): (ENDS, SAVED + "leave(lambda: deepnvme.verify(*paths), at(0.1))"),
-    (INSPECT, "Ctrl-C"): ("raises", MANY + "soon(interrupt, at(0.02))\nraises(KeyboardInterrupt, inspect)"),
+    (INSPECT, "Ctrl-C"): ("raises", MANY + "ends_at_interrupt(inspect, at(0.02))"),
     (INSPECT, "fork"): ("lists, with an engine of its own", MANY + "in_child(inspect)"),
     (INSPECT, "exit"): (ENDS, MANY + "leave(inspect, at(0.02))"),
     (CONVERT, "Ctrl-C"): (
         "raises; no file appears",
         SAVED
         + """
-soon(interrupt, works)
-raises(KeyboardInterrupt, lambda: deepnvme.convert("file.safetensors", "new.pt"))
+ends_at_interrupt(lambda: deepnvme.convert("file.safetensors", "new.pt"), works)
 assert set(os.listdir()) == before, os.listdir()
 """,
     ),
@@ -96,8 +92,7 @@ assert deepnvme.load("new.pt", verify="full")["a"].equal(state["a"])
         "raises; no folder appears",
         SAVED
         + """
-soon(interrupt, works)
-raises(KeyboardInterrupt, lambda: deepnvme.pack("file.safetensors", "new", dtype="int8"))
+ends_at_interrupt(lambda: deepnvme.pack("file.safetensors", "new", dtype="int8"), works)
 assert set(os.listdir()) == before, os.listdir()
 """,
     ),
@@ -115,8 +110,8 @@ assert deepnvme.verify("new")["is_sound"]
     ),
     (REPORT, "Ctrl-C"): (
         "raises; no file stays",
-        "before = set(os.listdir())\nsoon(interrupt, at(0.02))\n"
-        "raises(KeyboardInterrupt, lambda: [deepnvme.report('.') for _ in range(200)])" + NOTHING_LEFT,
+        "before = set(os.listdir())\n"
+        "ends_at_interrupt(lambda: [deepnvme.report('.') for _ in range(200)], at(0.02))" + NOTHING_LEFT,
     ),
     (REPORT, "fork"): (
         "reports, with an engine of its own",
@@ -126,8 +121,7 @@ assert deepnvme.verify("new")["is_sound"]
     (MEASURE, "Ctrl-C"): (
         "raises; no file stays, but `tune` keeps the best settings so far",
         *(
-            f"before = set(os.listdir())\nsoon(interrupt, at(0.3))\nraises(KeyboardInterrupt, lambda: {call})"
-            + SETTINGS_LEFT
+            f"before = set(os.listdir())\nends_at_interrupt(lambda: {call}, at(0.3))" + SETTINGS_LEFT
             for call in MEASURES
         ),
     ),

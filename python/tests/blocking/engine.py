@@ -64,8 +64,7 @@ for call in (
     before = engine.stats()
     moved = before.bytes_written + before.bytes_read
     event_times.clear()
-    soon(interrupt, lambda: (lambda now: now.bytes_written + now.bytes_read > moved)(engine.stats()))
-    raises(KeyboardInterrupt, call)
+    ends_at_interrupt(call, lambda: (lambda now: now.bytes_written + now.bytes_read > moved)(engine.stats()))
     now = engine.stats()
     assert now.bytes_written + now.bytes_read - moved < SIZE
 """,
@@ -99,12 +98,11 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
     ),
     (STRIPES, "Ctrl-C"): (
         LEFT,
-        "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: engine.write(data, stripes))",
+        "ends_at_interrupt(lambda: engine.write(data, stripes), started)",
         """
 engine.write(data[:PART * 4], stripes)
 before = engine.stats().bytes_read
-soon(interrupt, lambda: engine.stats().bytes_read > before)
-raises(KeyboardInterrupt, lambda: engine.read(data[:PART * 4], stripes))
+ends_at_interrupt(lambda: engine.read(data[:PART * 4], stripes), lambda: engine.stats().bytes_read > before)
 """,
     ),
     (STRIPES, "fork"): (
@@ -128,7 +126,7 @@ raises(KeyboardInterrupt, lambda: engine.read(data[:PART * 4], stripes))
     (WAIT, "close"): (FINISHED, SMALL + "soon(engine.close, started)\nassert returns(pending.result) == PART"),
     (WAIT, "Ctrl-C"): (
         GOES_ON,
-        PENDING + "soon(interrupt, started)\nraises(KeyboardInterrupt, pending.result)\nassert not pending.done()",
+        PENDING + "ends_at_interrupt(pending.result, started)\nassert not pending.done()",
     ),
     (WAIT, "fork"): (CLOSED, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.result))"),
     (WAIT, "exit"): (
@@ -160,9 +158,7 @@ assert not pending.done()
     ),
     (AWAIT, "Ctrl-C"): (
         GOES_ON,
-        PENDING
-        + AWAITING
-        + "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: asyncio.run(main()))\nassert not pending.done()",
+        PENDING + AWAITING + "ends_at_interrupt(lambda: asyncio.run(main()), started)\nassert not pending.done()",
     ),
     (AWAIT, "fork"): (
         CLOSED,
@@ -180,7 +176,7 @@ assert not pending.done()
     (WITH, "Ctrl-C"): (
         GOES_ON,
         PENDING
-        + "soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: pending.__exit__(None, None, None))\n"
+        + "ends_at_interrupt(lambda: pending.__exit__(None, None, None), started)\n"
         + "assert not pending.done()",
     ),
     (WITH, "fork"): (
@@ -202,14 +198,12 @@ raises(errors.ClosedError, lambda: reader.readinto(bytearray(1)))
         LEFT,
         """
 reader = deepnvme.open("big", engine=engine)
-soon(interrupt, started)
-raises(KeyboardInterrupt, reader.read)
+ends_at_interrupt(reader.read, started)
 assert engine.stats().bytes_read < SIZE
 """,
         """
 reader = deepnvme.open("big", engine=engine)
-soon(interrupt, started)
-raises(KeyboardInterrupt, lambda: reader.readinto(data))
+ends_at_interrupt(lambda: reader.readinto(data), started)
 assert engine.stats().bytes_read < SIZE
 """,
     ),
@@ -236,8 +230,7 @@ in_child(lambda: [raises(errors.ClosedError, call) for call in (
 def write():
     with deepnvme.open("new", "wb", engine=engine) as writer:
         writer.write(data)
-soon(interrupt, started)
-raises(KeyboardInterrupt, write)
+ends_at_interrupt(write, started)
 assert not os.path.exists("new")
 """,
     ),
@@ -299,7 +292,7 @@ assert not os.path.exists("new") or os.path.getsize("new") == 64 << 20
         "raises; the engine goes on closing",
         PENDING
         + MOVES
-        + "soon(interrupt, moves)\nraises(KeyboardInterrupt, engine.close)\n"
+        + "ends_at_interrupt(engine.close, moves)\n"
         + "raises(errors.ClosedError, lambda: engine.write(b'x', 'other'))\nassert not pending.done()",
     ),
     (CLOSE, "fork"): ("returns, and does nothing", PENDING + "in_child(lambda: returns(engine.close))"),

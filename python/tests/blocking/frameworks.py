@@ -94,8 +94,7 @@ except errors.ClosedError:
         + """
 plugin.save_checkpoint({"a": 1}, "old")
 plugin.teardown()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: plugin.save_checkpoint(state, "file"))
+ends_at_interrupt(lambda: plugin.save_checkpoint(state, "file"))
 assert sorted(os.listdir()) == ["old", "output"]
 # No save is running.
 plugin.remove_checkpoint("old")
@@ -108,8 +107,7 @@ assert plugin.load_checkpoint("next") == {"a": 2}
         + DECOUPLED
         + """
 saver._files._memory = 32 << 20
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: saver.save(state, "file"))
+ends_at_interrupt(lambda: saver.save(state, "file"))
 assert os.listdir() == ["output"]
 # A checkpoint that lacks a file is not committed.
 assert saver.get_commit_info() is None
@@ -187,11 +185,9 @@ for name in ("one", "two"):
 moves = busy()
 plugin.save_checkpoint(state, "file")
 plugin.remove_checkpoint("one")
-soon(interrupt, moves)
-raises(KeyboardInterrupt, lambda: plugin.load_checkpoint("file"))
+ends_at_interrupt(lambda: plugin.load_checkpoint("file"), moves)
 event_times.clear()
-soon(interrupt, at(0))
-raises(KeyboardInterrupt, plugin.teardown)
+ends_at_interrupt(plugin.teardown, at(0))
 plugin.remove_checkpoint("two")
 # Old checkpoints stay until the new one is there.
 assert "file" not in os.listdir() and {"one", "two"} <= set(os.listdir())
@@ -201,13 +197,11 @@ assert sorted(os.listdir()) == ["file", "output"]
         STATE
         + ENGINE_SAVING
         + """
-soon(interrupt, moves)
-raises(KeyboardInterrupt, lambda: saver.commit(info))
+ends_at_interrupt(lambda: saver.commit(info), moves)
 assert saver.get_commit_info() is info
 for call in (lambda: saver.load("file"), saver.cleanup):
     event_times.clear()
-    soon(interrupt, at(0))
-    raises(KeyboardInterrupt, call)
+    ends_at_interrupt(call, at(0))
 assert "file" not in os.listdir()
 saver.cleanup()
 assert sorted(os.listdir()) == ["file", "latest", "output"]
@@ -260,8 +254,7 @@ raises(errors.ClosedError, lambda: {read})
         *(
             TENSOR
             + f"""
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: {read})
+ends_at_interrupt(lambda: {read})
 assert file.get_slice("a")[3:5].equal(state["a"][3:5])
 """
             for read in READS

@@ -47,10 +47,8 @@ MADE = (
 CELLS: Cells = {
     (WAIT, "Ctrl-C"): (
         "raises; nothing is counted, and the transfers go on",
-        AIO
-        + "handle.async_pwrite(tensor, 'aio')\nsoon(interrupt, started)\n"
-        + "raises(KeyboardInterrupt, handle.wait)\nos._exit(0)",
-        PENDING + "soon(interrupt, started)\nraises(KeyboardInterrupt, handle.wait)\nassert handle.wait() == 1",
+        AIO + "handle.async_pwrite(tensor, 'aio')\nends_at_interrupt(handle.wait, started)\nos._exit(0)",
+        PENDING + "ends_at_interrupt(handle.wait, started)\nassert handle.wait() == 1",
     ),
     (WAIT, "fork"): (REFUSED, PENDING + "in_child(lambda: raises(RuntimeError, handle.wait))\nhandle.wait()"),
     (WAIT, "exit"): (FIRST, PENDING + "leave(handle.wait, started)"),
@@ -58,7 +56,7 @@ CELLS: Cells = {
         LEFT,
         *(
             AIO
-            + f"soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: {call})\n"
+            + f"ends_at_interrupt(lambda: {call}, started)\n"
             + "assert moved() < SIZE\nassert handle.wait() == 0\n"
             + "assert handle.sync_pwrite(tensor[:PART], 'other') == 1\n"
             for call in WAITING
@@ -66,8 +64,7 @@ CELLS: Cells = {
         # With another pending, it is one of them.
         PENDING
         + """
-soon(interrupt, at(0.1))
-raises(KeyboardInterrupt, lambda: handle.sync_pwrite(tensor[PART : 8 * PART], "aio", PART))
+ends_at_interrupt(lambda: handle.sync_pwrite(tensor[PART : 8 * PART], "aio", PART), at(0.1))
 assert handle.wait() == 2
 """,
     ),
@@ -78,10 +75,7 @@ assert handle.wait() == 2
     (SYNC, "exit"): (HALF_WRITTEN, *(AIO + f"leave(lambda: {call}, started)" for call in WAITING)),
     (ASYNC, "Ctrl-C"): (
         "raises; nothing is queued",
-        *(
-            PENDING + f"soon(interrupt, started)\nraises(KeyboardInterrupt, lambda: {call})\nassert handle.wait() == 1"
-            for call in QUEUED
-        ),
+        *(PENDING + f"ends_at_interrupt(lambda: {call}, started)\nassert handle.wait() == 1" for call in QUEUED),
     ),
     (ASYNC, "fork"): (
         REFUSED,
@@ -94,7 +88,7 @@ assert handle.wait() == 2
     ),
     (FUNCTIONS, "Ctrl-C"): (
         LEFT,
-        *(AIO + f"soon(interrupt, at(0.1))\nraises(KeyboardInterrupt, lambda: {call})" for call in MADE),
+        *(AIO + f"ends_at_interrupt(lambda: {call}, at(0.1))" for call in MADE),
     ),
     (FUNCTIONS, "fork"): (
         "transfer, with an engine of their own",

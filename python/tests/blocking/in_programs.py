@@ -89,6 +89,20 @@ def raises(error: Any, call: Callable[[], object]) -> None:
         raise SystemExit(f"{error} was not raised")
 
 
+def ends_at_close(
+    call: Callable[[], object], close: Callable[[], object], is_time: Callable[[], object] | None = None
+) -> None:
+    """Close in another thread during a call, and check that the call raises ClosedError in time."""
+    soon(close, is_time or busy())
+    raises(errors.ClosedError, call)
+
+
+def ends_at_interrupt(call: Callable[[], object], is_time: Callable[[], object] | None = None) -> None:
+    """Press Ctrl-C during a call, and check that the call raises KeyboardInterrupt in time."""
+    soon(interrupt, is_time or busy())
+    raises(KeyboardInterrupt, call)
+
+
 def returns(call: Callable[[], Any]) -> Any:
     """Check that a call returns in time."""
     result = call()

@@ -62,8 +62,7 @@ CELLS: Cells = {
         "raises; the model can be used further",
         TABLE
         + """
-soon(interrupt, moves)
-raises(KeyboardInterrupt, look_up)
+ends_at_interrupt(look_up, moves)
 assert look_up(3).eq(0).all()
 model.streaming.close()
 """,

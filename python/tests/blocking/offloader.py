@@ -66,8 +66,7 @@ CELLS: Cells = {
         *(
             code
             + f"""
-soon(interrupt, {moment})
-raises(KeyboardInterrupt, offloader.post_init)
+ends_at_interrupt(offloader.post_init, {moment})
 os.fdatasync = sync
 offloader.post_init()
 assert compute(layers).equal(wanted)
@@ -92,8 +91,7 @@ assert compute(layers).equal(wanted)
         CLOSED,
         STREAMED
         + """
-soon(offloader.close, busy())
-raises(errors.ClosedError, run)
+ends_at_close(run, offloader.close)
 event_times.clear()
 raises(errors.ClosedError, run)
 """,
@@ -104,8 +102,7 @@ raises(errors.ClosedError, run)
         + """
 for _ in range(10):
     event_times.clear()
-    soon(interrupt, busy(1 << 20))
-    raises(KeyboardInterrupt, run)
+    ends_at_interrupt(run, busy(1 << 20))
     assert all(layer.weight.is_meta for layer in layers)
 assert compute(layers).equal(wanted)
 """,

@@ -67,8 +67,7 @@ CELLS: Cells = {
         "raises; all parameters are in memory, as before",
         BEGINNING
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, offload)
+ends_at_interrupt(offload)
 assert is_as_before() and not hasattr(model, "offloading")
 offload().close()
 assert is_as_before()
@@ -90,11 +89,9 @@ in_child(begin)
         "raises; nothing is held",
         GATHERING
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, gather)
+ends_at_interrupt(gather)
 event_times.clear()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: [model.state_dict() for _ in range(1000)])
+ends_at_interrupt(lambda: [model.state_dict() for _ in range(1000)])
 with offloaded.gathered(model.layers[0].parameters(), write=True):
     assert model.layers[0].weight.equal(twin.layers[0].weight)
 offloaded.close()
@@ -135,8 +132,7 @@ assert all(map(torch.equal, saved.values(), twin.state_dict().values()))
         "raises; no file appears",
         OFFLOADED
         + """
-soon(interrupt, is_writing)
-raises(KeyboardInterrupt, lambda: offloaded.save("model.safetensors"))
+ends_at_interrupt(lambda: offloaded.save("model.safetensors"), is_writing)
 assert os.listdir() == ["output"], os.listdir()
 offloaded.save("model.safetensors", durability="none")
 offloaded.close()
@@ -173,8 +169,7 @@ assert all(map(torch.equal, model.parameters(), state.values()))
         "raises; some parameters are loaded: load again",
         STATE
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: [offloaded.load_state_dict(state) for _ in range(1000)])
+ends_at_interrupt(lambda: [offloaded.load_state_dict(state) for _ in range(1000)])
 offloaded.load_state_dict(state)
 offloaded.close()
 assert all(map(torch.equal, model.parameters(), state.values()))
@@ -201,8 +196,7 @@ def trains():
     for _ in range(50):
         train()
 wanted = train(twin)
-soon(interrupt, busy())
-raises(KeyboardInterrupt, trains)
+ends_at_interrupt(trains)
 model.zero_grad()
 assert train() == wanted
 assert all(torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), twin.parameters(), strict=True))
@@ -222,8 +216,7 @@ offloaded.close()
         OFFLOADED
         + """
 train()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, offloaded.close)
+ends_at_interrupt(offloaded.close)
 offloaded.close()
 assert all(map(torch.equal, model.parameters(), twin.parameters()))
 """,

@@ -71,8 +71,7 @@ raises(errors.ClosedError, lambda: other + 1)
         "raises; the next use reads it again",
         LAZY_STATE
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: lazy + 1)
+ends_at_interrupt(lambda: lazy + 1)
 assert "read=False" in repr(lazy)
 assert lazy.equal(state["a"])
 """,
@@ -108,8 +107,7 @@ except errors.ClosedError:
         ITERATE
         + """
 weights = iterate_weights("file.safetensors")
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: list(weights))
+ends_at_interrupt(lambda: list(weights))
 assert not list(weights)
 """,
     ),

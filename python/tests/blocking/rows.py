@@ -44,13 +44,12 @@ moves = busy()
 
 CELLS: Cells = {
     (VERIFY, "close"): (CLOSED, PACKED + "soon(table.close, moves)\nraises(errors.ClosedError, table.verify)"),
-    (VERIFY, "Ctrl-C"): ("raises", PACKED + "soon(interrupt, moves)\nraises(KeyboardInterrupt, table.verify)"),
+    (VERIFY, "Ctrl-C"): ("raises", PACKED + "ends_at_interrupt(table.verify, moves)"),
     (VERIFY, "fork"): (CLOSED, PACKED + "in_child(lambda: raises(errors.ClosedError, table.verify))"),
     (VERIFY, "exit"): (ENDS, PACKED + "leave(table.verify, moves)"),
     (CREATE, "Ctrl-C"): (
         "raises; no file appears",
-        PACKING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, create)\n"
-        "assert not [name for name in os.listdir() if 'packed' in name]",
+        PACKING + "ends_at_interrupt(create, moves)\nassert not [name for name in os.listdir() if 'packed' in name]",
     ),
     (CREATE, "fork"): ("packs, with an engine of its own", PACKING + "in_child(lambda: create(100))"),
     (CREATE, "exit"): ("the process ends; the file is whole or absent", PACKING + "leave(create, moves)"),
@@ -60,7 +59,7 @@ CELLS: Cells = {
     ),
     (GATHER, "Ctrl-C"): (
         LEFT,
-        TABLE + "soon(interrupt, moves)\nraises(KeyboardInterrupt, lambda: gather(ALL))\n"
+        TABLE + "ends_at_interrupt(lambda: gather(ALL), moves)\n"
         "assert table.stats().rows_read < ALL\nassert gather(1).eq(0).all()",
     ),
     (GATHER, "fork"): (
@@ -71,7 +70,7 @@ CELLS: Cells = {
     (PIN, "close"): (CLOSED, PINNING + "soon(table.close, moves)\nraises(errors.ClosedError, pin)"),
     (PIN, "Ctrl-C"): (
         "raises; some rows may be pinned",
-        PINNING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, pin)\ntable.pin(many[:100])",
+        PINNING + "ends_at_interrupt(pin, moves)\ntable.pin(many[:100])",
     ),
     (PIN, "fork"): (CLOSED, PINNING + "in_child(lambda: raises(errors.ClosedError, pin))"),
     (PIN, "exit"): (ENDS, PINNING + "leave(pin, moves)"),
@@ -91,7 +90,7 @@ CELLS: Cells = {
     ),
     (RESULT, "Ctrl-C"): (
         "raises; the gather goes on",
-        PENDING + "soon(interrupt, moves)\nraises(KeyboardInterrupt, pending.result)\nassert not pending.done()",
+        PENDING + "ends_at_interrupt(pending.result, moves)\nassert not pending.done()",
     ),
     (RESULT, "fork"): (CLOSED, PENDING + "in_child(lambda: raises(errors.ClosedError, pending.result))"),
     (RESULT, "exit"): (ENDS, PENDING + "leave(pending.result, moves)"),

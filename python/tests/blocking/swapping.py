@@ -66,10 +66,7 @@ DIRTY = "swapper = deepnvme.Swapper('.', memory=64 << 20)\nswapper.put('a', torc
 CELLS: Cells = {
     (MAKE, "Ctrl-C"): (
         "raises; the memory goes back once the kernel has provided it",
-        *(
-            f"soon(interrupt, at(0.05))\nraises(KeyboardInterrupt, lambda: [{call} for _ in range(100)])"
-            for call in MAKING
-        ),
+        *(f"ends_at_interrupt(lambda: [{call} for _ in range(100)], at(0.05))" for call in MAKING),
     ),
     (MAKE, "fork"): (
         "makes it, with an engine of its own",
@@ -80,8 +77,7 @@ CELLS: Cells = {
         CLOSED,
         SWAPPER
         + """
-soon(swapper.close, at(0.1))
-raises(errors.ClosedError, lambda: swapper.borrow("b").__enter__())
+ends_at_close(lambda: swapper.borrow("b").__enter__(), swapper.close, at(0.1))
 for call in (
     lambda: swapper.create("c", (1 << 20,), torch.float32).__enter__(),
     lambda: swapper.put("d", torch.ones(1 << 20)),
@@ -108,8 +104,7 @@ for call in (
     lambda: swapper.put("d", torch.ones(1 << 20)),
 ):
     event_times.clear()
-    soon(interrupt, at(0.1))
-    raises(KeyboardInterrupt, call)
+    ends_at_interrupt(call, at(0.1))
 assert set(swapper.keys()) == {"a", "b"}
 go_on.set()
 holder.join(20)
@@ -117,10 +112,7 @@ with swapper.borrow("b") as borrowed:
     assert borrowed.eq(ord("b")).all()
 swapper.close()
 """,
-        *(
-            LARGE + f"soon(interrupt, moves)\nraises(KeyboardInterrupt, lambda: {call})" + GAVE_UP + IS_USABLE
-            for call in MOVING
-        ),
+        *(LARGE + f"ends_at_interrupt(lambda: {call}, moves)" + GAVE_UP + IS_USABLE for call in MOVING),
     ),
     (BORROW, "fork"): (
         CLOSED,
@@ -153,8 +145,7 @@ go_on.set()
         "raises; nothing is attached or imported, unless that was complete already; `export` leaves part of its bytes",
         HELD
         + """
-soon(interrupt, at(0.1))
-raises(KeyboardInterrupt, lambda: swapper.attach("a", "file", 0, 4096))
+ends_at_interrupt(lambda: swapper.attach("a", "file", 0, 4096), at(0.1))
 go_on.set()
 holder.join(20)
 with swapper.borrow("a") as borrowed:
@@ -165,21 +156,19 @@ swapper.close()
 """,
         DIRTY
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: swapper.extents("a"))
+ends_at_interrupt(lambda: swapper.extents("a"))
 assert swapper.extents("a")[0][3] == 48 << 20
 """,
-        LARGE + f"soon(interrupt, arrives)\nraises(KeyboardInterrupt, lambda: {EXPORT})" + PART_EXPORTED + IS_USABLE,
+        LARGE + f"ends_at_interrupt(lambda: {EXPORT}, arrives)" + PART_EXPORTED + IS_USABLE,
         FILLED
-        + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {IMPORT})\n"
+        + f"ends_at_interrupt(lambda: {IMPORT})\n"
         + "assert set(swapper.keys()) == {'attached', 'b'}\nassert swapper.stats().stored_bytes == free"
         + IS_USABLE,
         LARGE
         + """
 checked = deepnvme.Swapper(".", memory=SIZE + (1 << 20), checksums=True)
 moves = busy()
-soon(interrupt, moves)
-raises(KeyboardInterrupt, lambda: checked.import_("new", source, 0, SIZE))
+ends_at_interrupt(lambda: checked.import_("new", source, 0, SIZE), moves)
 assert not checked.keys()
 """,
     ),
@@ -210,8 +199,7 @@ assert os.path.getsize("file") == 4096
         """
 swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(12 << 20))
-soon(swapper.close, busy())
-raises(errors.ClosedError, swapper.flush)
+ends_at_close(swapper.flush, swapper.close)
 """,
     ),
     (FLUSH, "Ctrl-C"): (
@@ -219,8 +207,7 @@ raises(errors.ClosedError, swapper.flush)
         """
 swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(12 << 20))
-soon(interrupt, busy())
-raises(KeyboardInterrupt, swapper.flush)
+ends_at_interrupt(swapper.flush)
 swapper.flush()
 swapper.close()
 """,

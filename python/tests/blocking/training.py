@@ -76,8 +76,7 @@ CELLS: Cells = {
         "raises `ClosedError`; the model is as before",
         STREAMING
         + """
-soon(deepnvme.default_engine().close, busy())
-raises(errors.ClosedError, stream)
+ends_at_close(stream, deepnvme.default_engine().close)
 assert not hasattr(model, "streaming") and all(param.is_meta for param in model.parameters())
 """,
     ),
@@ -85,14 +84,13 @@ assert not hasattr(model, "streaming") and all(param.is_meta for param in model.
         "raises; the model is as before",
         STREAMING
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, stream)
+ends_at_interrupt(stream)
 assert not hasattr(model, "streaming") and all(param.is_meta for param in model.parameters())
 stream()
 with torch.no_grad():
     assert model(x).equal(wanted)
 """,
-        STREAMING + "soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: stream(verify='full'))",
+        STREAMING + "ends_at_interrupt(lambda: stream(verify='full'))",
     ),
     (STREAM, "fork"): (
         "streams, with an engine of its own",
@@ -151,8 +149,7 @@ assert all(map(torch.equal, model.parameters(), own))
         "raises; the model can be used further",
         STREAMED
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, run)
+ends_at_interrupt(run)
 with torch.no_grad():
     assert model(x).equal(wanted)
 model.streaming.close()
@@ -207,8 +204,7 @@ model.streaming.close()
         BACKWARD_PASS
         + """
 loss = losses(params)
-soon(optimizer.close, busy())
-raises(errors.ClosedError, loss.backward)
+ends_at_close(loss.backward, optimizer.close)
 """,
     ),
     (BACKWARD, "Ctrl-C"): (
@@ -216,8 +212,7 @@ raises(errors.ClosedError, loss.backward)
         BACKWARD_PASS
         + """
 loss = losses(params)
-soon(interrupt, busy())
-raises(KeyboardInterrupt, loss.backward)
+ends_at_interrupt(loss.backward)
 optimizer.zero_grad()
 losses(params).backward()
 optimizer.step()
@@ -247,8 +242,7 @@ for _ in range(2):
     for param in theirs:
         param.grad = torch.ones_like(param)
     reference.step()
-soon(interrupt, busy())
-raises(KeyboardInterrupt, optimizer.step)
+ends_at_interrupt(optimizer.step)
 optimizer.step()
 assert all(map(torch.equal, params, theirs))
 optimizer.close()
@@ -267,8 +261,7 @@ optimizer.close()
         "raises",
         OPTIMIZER
         + """
-soon(interrupt, busy())
-raises(KeyboardInterrupt, optimizer.state_dict)
+ends_at_interrupt(optimizer.state_dict)
 assert len(optimizer.state_dict()["state"]) == 8
 optimizer.step()
 optimizer.close()
@@ -284,8 +277,7 @@ optimizer.close()
         OPTIMIZER
         + """
 state = optimizer.state_dict()
-soon(optimizer.close, busy())
-raises(errors.ClosedError, lambda: optimizer.load_state_dict(state))
+ends_at_close(lambda: optimizer.load_state_dict(state), optimizer.close)
 """,
     ),
     (LOAD_DICT, "Ctrl-C"): (
@@ -294,8 +286,7 @@ raises(errors.ClosedError, lambda: optimizer.load_state_dict(state))
         + """
 state = optimizer.state_dict()
 before = [param.clone() for param in params]
-soon(interrupt, busy())
-raises(KeyboardInterrupt, lambda: optimizer.load_state_dict(state))
+ends_at_interrupt(lambda: optimizer.load_state_dict(state))
 raises(RuntimeError, optimizer.step)
 raises(RuntimeError, optimizer.state_dict)
 assert all(map(torch.equal, params, before))
@@ -323,15 +314,14 @@ optimizer.close()
         "raises `ClosedError`; no file appears",
         OPTIMIZER
         + """
-soon(optimizer.close, lambda: any(name.startswith(".state") for name in os.listdir()))
-raises(errors.ClosedError, lambda: optimizer.save_state("state"))
+is_writing = lambda: any(name.startswith(".state") for name in os.listdir())
+ends_at_close(lambda: optimizer.save_state("state"), optimizer.close, is_writing)
 assert "state" not in os.listdir()
 """,
         OPTIMIZER
         + """
 optimizer.save_state("state")
-soon(optimizer.close, busy())
-raises(errors.ClosedError, lambda: optimizer.load_state("state"))
+ends_at_close(lambda: optimizer.load_state("state"), optimizer.close)
 """,
     ),
     (SAVE_STATE, "Ctrl-C"): (
@@ -339,8 +329,7 @@ raises(errors.ClosedError, lambda: optimizer.load_state("state"))
         OPTIMIZER
         + """
 is_writing = lambda: any(name.startswith(".state") for name in os.listdir())
-soon(interrupt, is_writing)
-raises(KeyboardInterrupt, lambda: optimizer.save_state("state"))
+ends_at_interrupt(lambda: optimizer.save_state("state"), is_writing)
 assert not is_writing() and "state" not in os.listdir()
 optimizer.save_state("state")
 state, load = optimizer.state_dict(), optimizer.load_state

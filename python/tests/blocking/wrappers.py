@@ -75,13 +75,10 @@ def _of_save(setup: str, call: str) -> dict[str, str]:
         "close": STATE
         + setup
         + f"""
-soon(deepnvme.default_engine().close, busy())
-raises(errors.ClosedError, lambda: {call})
+ends_at_close(lambda: {call}, deepnvme.default_engine().close)
 assert os.listdir() == ["output"]
 """,
-        "Ctrl-C": STATE
-        + setup
-        + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {call})\nassert os.listdir() == ['output']\n",
+        "Ctrl-C": STATE + setup + f"ends_at_interrupt(lambda: {call})\nassert os.listdir() == ['output']\n",
         "fork": SMALL
         + setup
         + f"""
@@ -108,7 +105,7 @@ try:
 except errors.ClosedError:
     check_time()
 """,
-        "Ctrl-C": STATE + saved + setup + f"soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: {call})\n",
+        "Ctrl-C": STATE + saved + setup + f"ends_at_interrupt(lambda: {call})\n",
         "fork": SMALL
         + saved
         + setup
@@ -139,7 +136,7 @@ except errors.ClosedError:
         + SERVER
         + server
         + WEIGHTS
-        + "soon(interrupt, busy())\nraises(KeyboardInterrupt, lambda: list(weights))\nassert not list(weights)\n",
+        + "ends_at_interrupt(lambda: list(weights))\nassert not list(weights)\n",
         "fork": SMALL
         + SERVER
         + server
@@ -171,18 +168,17 @@ PROGRAMS = {
     ("DiskEmbedding", "close"): EMBEDDING
     + "soon(table.close, moves)\nassert len(returns(lambda: embed(SOME))) == SOME",
     ("DiskEmbedding", "Ctrl-C"): EMBEDDING
-    + "soon(interrupt, moves)\nraises(KeyboardInterrupt, lambda: embed(ALL))\nassert embed(1).eq(0).all()",
+    + "ends_at_interrupt(lambda: embed(ALL), moves)\nassert embed(1).eq(0).all()",
     ("DiskEmbedding", "fork"): EMBEDDING + "in_child(lambda: raises(errors.ClosedError, lambda: embed(1)))",
     ("DiskEmbedding", "exit"): EMBEDDING + "leave(lambda: embed(ALL), moves)",
     ("gds_handle.wait", "Ctrl-C"): GDS
-    + "handle.async_pwrite(tensor, 'aio')\nsoon(interrupt, started)\nraises(KeyboardInterrupt, handle.wait)\n",
+    + "handle.async_pwrite(tensor, 'aio')\nends_at_interrupt(handle.wait, started)\n",
     ("gds_handle.wait", "fork"): GDS
     + "handle.async_pwrite(tensor[:PART], 'aio')\nin_child(lambda: raises(RuntimeError, handle.wait))\nhandle.wait()\n",
     **{
         (f"{handle}.new_cpu_locked_tensor", "Ctrl-C"): PIN
         + f"""
-soon(interrupt, at(0.05))
-raises(KeyboardInterrupt, lambda: [{handle}().new_cpu_locked_tensor(3 << 30, example) for _ in range(100)])
+ends_at_interrupt(lambda: [{handle}().new_cpu_locked_tensor(3 << 30, example) for _ in range(100)], at(0.05))
 """
         for handle in ("aio_handle", "pin_handle")
     },

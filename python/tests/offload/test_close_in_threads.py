@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from torch import nn
 
 import deepnvme
 from deepnvme.errors import ClosedError
+from pause import Pause
 
 
 class Slow(nn.Linear):
@@ -24,29 +23,6 @@ class Slow(nn.Linear):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         self.wait()
         return super().forward(hidden)
-
-
-class Pause:
-    """A point at which another thread waits."""
-
-    def __init__(self) -> None:
-        self._is_reached, self._is_over = threading.Event(), threading.Event()
-
-    def wait(self) -> None:
-        self._is_reached.set()
-        assert self._is_over.wait(30)
-
-    @contextmanager
-    def of(self, work: Callable[[], object]) -> Iterator[None]:
-        """Run ``work`` in a thread, which waits here until the block ends, and then finish it."""
-        thread = threading.Thread(target=work)
-        thread.start()
-        assert self._is_reached.wait(30)
-        try:
-            yield
-        finally:
-            self._is_over.set()
-            thread.join(30)
 
 
 def offloaded(folder: Path) -> tuple[Any, torch.Tensor, torch.Tensor]:

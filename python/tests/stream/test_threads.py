@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import deepnvme
+from pause import Pause
 
 from . import plain_module
 from .small_models import SmallModels, tokens, weights_bytes
@@ -63,22 +64,21 @@ def test_generations_in_two_threads(
 
 def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain_module.Saved) -> None:
     model = saved.stream()
-    inside, go_on = threading.Event(), threading.Event()
+    pause = Pause()
     handle = model.layers[1].register_forward_pre_hook(lambda *_: None)
     answers: list[torch.Tensor] = []
 
-    class Pause(torch.nn.Module):
+    class Pausing(torch.nn.Module):
         """Pauses between loading the weights and using them."""
 
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
             if threading.current_thread() is not threading.main_thread():
-                inside.set()
-                assert go_on.wait(30)
+                pause.wait()
             return hidden
 
     class Slow(torch.nn.Linear):
         def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-            return super().forward(Pause()(hidden))
+            return super().forward(Pausing()(hidden))
 
     model.streaming.close()
     with torch.device("meta"):
@@ -90,13 +90,8 @@ def test_a_failing_call_in_one_thread_takes_nothing_from_another(saved: plain_mo
         with torch.no_grad():
             answers.append(model(saved.question))
 
-    thread = threading.Thread(target=ask)
-    thread.start()
-    assert inside.wait(30)
-    with pytest.raises(RuntimeError):
+    with pause.of(ask), pytest.raises(RuntimeError):
         model.layers[1](torch.zeros(1, 3))  # of a wrong width, while the other thread is in the same layer
-    go_on.set()
-    thread.join(30)
     assert torch.equal(answers[0], saved.answer)
     handle.remove()
     model.streaming.close()
