@@ -109,6 +109,8 @@ def parameters(each: Documented) -> list[str]:
 def is_made_by_the_package(each: Documented) -> bool:
     """Whether users get such objects from another call, and do not construct them."""
     made = {
+        "ActivationOffload",
+        "ActivationStats",
         "BackendProbe",
         "Borrowed",
         "Checkpoint",
