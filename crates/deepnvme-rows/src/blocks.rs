@@ -119,12 +119,9 @@ impl BlockLayout {
     /// Returns whether the checksum of a block matches. A layout with a list needs it.
     #[must_use]
     pub(crate) fn is_sound(&self, number: u64, block: &[u8], list: Option<&ChecksumList>) -> bool {
-        let (content, checksum) = block.split_at(self.block_bytes - self.checksums.bytes());
-        let computed = checksum_of(number, content);
-        match self.checksums {
-            ChecksumPlace::Block => checksum == computed.to_le_bytes(),
-            ChecksumPlace::List => list.and_then(|list| list.get(number)) == Some(computed),
-        }
+        let (content, inside) = block.split_at(self.block_bytes - self.checksums.bytes());
+        let stated = inside.as_array().map_or_else(|| list?.get(number), |sum| Some(u32::from_le_bytes(*sum)));
+        stated == Some(checksum_of(number, content))
     }
 }
 
@@ -163,26 +160,19 @@ mod tests {
 
     #[test]
     fn rows_of_whole_pages_have_blocks_of_these_pages() {
-        use ChecksumPlace::{Block, List};
-        let expected = [
-            (160, 25, 4096, Block),
-            (1000, 4, 4096, Block),
-            (1024, 4, 4096, List),
-            (1365, 3, 4096, List),
-            (1366, 2, 4096, Block),
-            (2048, 2, 4096, List),
-            (2100, 3, 8192, Block),
-            (3000, 1, 4096, Block),
-            (4092, 1, 4096, Block),
-            (4096, 1, 4096, List),
-            (4160, 2, 12_288, Block),
-            (8192, 1, 8192, List),
-            (17_920, 1, 20_480, Block),
-        ];
-        for (row_bytes, rows_per_block, block_bytes, checksums) in expected {
+        for row_bytes in [1024_usize, 1365, 2048, 4096, 8192] {
             let layout = BlockLayout::plan(row_bytes);
-            assert_eq!(layout, BlockLayout { row_bytes, rows_per_block, block_bytes, checksums });
+            let block_bytes = row_bytes.next_multiple_of(4096);
+            let rows_per_block = block_bytes / row_bytes;
+            assert_eq!(layout, BlockLayout { row_bytes, rows_per_block, block_bytes, checksums: ChecksumPlace::List });
         }
+        let pages_of = |row_bytes: usize| {
+            let layout = BlockLayout::plan(row_bytes);
+            assert_eq!(layout.checksums, ChecksumPlace::Block);
+            (layout.rows_per_block, layout.block_bytes / 4096)
+        };
+        assert_eq!([160, 1000, 1366, 3000, 4092].map(pages_of), [(25, 1), (4, 1), (2, 1), (1, 1), (1, 1)]);
+        assert_eq!([2100, 4160, 17_920].map(pages_of), [(3, 2), (2, 3), (1, 5)]);
     }
 
     #[test]

@@ -30,7 +30,7 @@ deepnvme.default_engine()
 with open("rows", "wb") as file:
     file.truncate(4 << 30)
 def create(rows=1 << 20):
-    return deepnvme.RowStore.create("packed", "rows", shape=(rows, 4096), dtype=torch.uint8, memory="1MB")
+    return deepnvme.RowStore.create("packed", "rows", shape=(rows, 4096), dtype=torch.uint8, memory="16MB")
 def moves():
     return deepnvme.stats().bytes_written > 1 << 20
 """

@@ -2,14 +2,46 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+# Parts of programs that run in a model server. `str.format` is called on the first, so it has no braces.
+LOG_PROBABILITIES = """
+    def log_probabilities(outputs):
+        found = []
+        for output in outputs:
+            first = output.outputs[0]
+            steps = [sorted((token, one.logprob) for token, one in step.items()) for step in first.logprobs]
+            found.append([list(first.token_ids), steps])
+        return found
+"""
+RANKS = """
+    def answer_all(rank, world, found):
+        everybody = [None] * world
+        torch.distributed.all_gather_object(everybody, found)
+        if rank == 0:
+            answer(everybody)
+
+    def write(rank, name, state):
+        if rank == 0:
+            save_file(state, name)
+        torch.distributed.barrier()
+"""
+
+
+def skip_without(package: str) -> None:
+    """Skip a module if a model server is not installed. It is not imported here, which takes seconds."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: make test-serving", allow_module_level=True)
 
 
 def write_shards(folder: Path, shards: int, *, tensors: int = 7, rows: int = 300, seed: int = 11) -> dict[str, Any]:

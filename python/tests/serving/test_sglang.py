@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if importlib.util.find_spec("sglang") is None:
-    pytest.skip("SGLang is not installed: make test-serving", allow_module_level=True)
-
 from . import models
+
+models.skip_without("sglang")
 
 if TYPE_CHECKING:
     from collections.abc import Callable

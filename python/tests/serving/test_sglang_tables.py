@@ -8,22 +8,22 @@ rest. Names of CPU kernels that SGLang looks up while it is imported are defined
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if importlib.util.find_spec("sglang") is None:
-    pytest.skip("SGLang is not installed: make test-serving", allow_module_level=True)
-
 from . import models
+
+models.skip_without("sglang")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 # `tests` gets the rank, the number of ranks, and the answer to extend. It runs in each process of the group.
-RANKS = """
+RANKS = (
+    models.RANKS
+    + """
     import importlib.util, os, pathlib, re
     import torch
     from types import SimpleNamespace
@@ -52,15 +52,7 @@ RANKS = """
         torch.set_default_dtype(torch.bfloat16)
         found = []
         tests(rank, world, found)
-        everybody = [None] * world
-        torch.distributed.all_gather_object(everybody, found)
-        if rank == 0:
-            answer(everybody)
-
-    def write(rank, name, state):
-        if rank == 0:
-            save_file(state, name)
-        torch.distributed.barrier()
+        answer_all(rank, world, found)
 
     def weights(*names):
         from sglang.srt.model_loader.weight_utils import safetensors_weights_iterator
@@ -76,6 +68,7 @@ RANKS = """
     if __name__ == "__main__":
         torch.multiprocessing.spawn(run, (NUMBER,), nprocs=NUMBER)
 """
+)
 # A CUDA build of torch brings NCCL, which SGLang takes for a sign of GPUs.
 ENVIRONMENT = {"SGLANG_NCCL_SO_PATH": "/nonexistent"}
 

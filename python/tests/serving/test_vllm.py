@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed: make test-serving", allow_module_level=True)
-
 from . import models
+
+models.skip_without("vllm")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 # In float32: vLLM's kernels for bf16 crashed with an illegal instruction on virtual machines with AMX.
-GENERATE = """
+GENERATE = (
+    models.LOG_PROBABILITIES
+    + """
     from vllm import LLM, SamplingParams
     if __name__ == "__main__":
         fixed = dict(skip_tokenizer_init=True, enforce_eager=True, max_model_len=128, dtype="float32")
         model = LLM(model="model", **fixed, **{settings})
         prompts = [{{"prompt_token_ids": [1, 5, 9, 11]}}, {{"prompt_token_ids": [7, 3]}}]
         wanted = SamplingParams(max_tokens=12, temperature=0, detokenize=False, logprobs=3)
-        found = []
-        for output in model.generate(prompts, wanted):
-            first = output.outputs[0]
-            chances = [sorted((token, chance.logprob) for token, chance in step.items()) for step in first.logprobs]
-            found.append([list(first.token_ids), chances])
+        found = log_probabilities(model.generate(prompts, wanted))
         answer(found)
 """
+)
 
 
 def test_the_wheel_names_the_plugin() -> None:

@@ -8,22 +8,22 @@ is compared with that kernel's formula. The number of a GPU's multiprocessors, w
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-if importlib.util.find_spec("vllm") is None:
-    pytest.skip("vLLM is not installed: make test-serving", allow_module_level=True)
-
 from . import models
+
+models.skip_without("vllm")
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 # The engine in this process, so that its tables can be found. In float32, as in test_vllm.py.
-GENERATE = """
+GENERATE = (
+    models.LOG_PROBABILITIES
+    + """
     import os, sys
     import torch
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -40,16 +40,13 @@ GENERATE = """
         model = LLM(model="model", **fixed, **{settings})
         prompts = [{{"prompt_token_ids": [1, 5, 9, 11]}}, {{"prompt_token_ids": [7, 3, 310]}}]
         wanted = SamplingParams(max_tokens=12, temperature=0, detokenize=False, logprobs=3)
-        found = []
-        for output in model.generate(prompts, wanted):
-            first = output.outputs[0]
-            chances = [sorted((token, chance.logprob) for token, chance in step.items()) for step in first.logprobs]
-            found.append([list(first.token_ids), chances])
+        found = log_probabilities(model.generate(prompts, wanted))
         found.append(model.apply_model(look_up))
         filler = sys.modules.get("deepnvme.integrations._vllm.fill_rows")
         tables = [] if filler is None else list(filler._tables.values())
         answer([found, [[each.name, list(each.store().shape), each.store().stats().rows_read] for each in tables]])
 """
+)
 
 TABLES = {"DEEPNVME_TABLES": "embed_tokens_per_layer", "DEEPNVME_TABLES_MEMORY": "2MB"}
 
@@ -79,7 +76,9 @@ def test_gemma_generates_the_same(
 
 
 # `tests` gets the rank, the number of ranks, and the answer to extend. It runs in each process of the group.
-RANKS = """
+RANKS = (
+    models.RANKS
+    + """
     import os
     import torch
     from safetensors.torch import save_file
@@ -100,15 +99,7 @@ RANKS = """
             initialize_model_parallel(world)
             found = []
             tests(rank, world, found)
-            everybody = [None] * world
-            torch.distributed.all_gather_object(everybody, found)
-            if rank == 0:
-                answer(everybody)
-
-    def write(rank, name, state):
-        if rank == 0:
-            save_file(state, name)
-        torch.distributed.barrier()
+            answer_all(rank, world, found)
 
     def weights(name):
         from vllm.model_executor.model_loader.weight_utils import safetensors_weights_iterator
@@ -124,6 +115,7 @@ RANKS = """
     if __name__ == "__main__":
         torch.multiprocessing.spawn(run, (NUMBER,), nprocs=NUMBER)
 """
+)
 
 
 def program(tests: str, world: int) -> str:
