@@ -120,7 +120,7 @@ impl BlockLayout {
     #[must_use]
     pub(crate) fn is_sound(&self, number: u64, block: &[u8], list: Option<&ChecksumList>) -> bool {
         let (content, inside) = block.split_at(self.block_bytes - self.checksums.bytes());
-        let stated = inside.as_array().map_or_else(|| list?.get(number), |sum| Some(u32::from_le_bytes(*sum)));
+        let stated = inside.first_chunk().map_or_else(|| list?.get(number), |sum| Some(u32::from_le_bytes(*sum)));
         stated == Some(checksum_of(number, content))
     }
 }
