@@ -214,6 +214,8 @@ class _Partitioner:
         is_large = self._limits.experts_bytes_min is not None and own >= max(self._limits.experts_bytes_min, 1)
         if not is_large or own != self._bytes(module) or experts_argument(module) is None:
             return False
+        if not is_known(module):
+            return False
         small = [tensor for tensor in own_tensors(module) if not self._has_large_rows(tensor)]
         return sum(self._sizes.get(id(tensor), 0) for tensor in small) <= own * _SMALL_ROWS_FRACTION_MAX
 
@@ -314,12 +316,22 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward
 
 
+def is_known(module: nn.Module) -> bool:
+    """Whether a module that looks like experts is one of transformers, whose code uses the selected ones only.
+
+    The code of others may use any expert, also in ways that nobody would notice.
+    """
+    forward = type(module).forward
+    codes = (type(module).__module__, getattr(forward, "__module__", ""))
+    return "forward" not in vars(module) and all(code.startswith("transformers.models.") for code in codes)
+
+
 def experts_argument(module: nn.Module) -> tuple[int, str] | None:
     """Find the argument of forward that selects experts, if the module contains all experts of a layer.
 
     All weights of such a module have the same first dimension, and an argument's name contains "index" or "indices".
     """
-    own = [tensor for tensor in module._parameters.values() if tensor is not None]  # noqa: SLF001
+    own = own_tensors(module)
     has_matrices = any(tensor.ndim == _MATRICES_NDIM for tensor in own)
     if not has_matrices or len({tensor.shape[:1] for tensor in own}) > 1 or own[0].shape[0] == 1:
         return None

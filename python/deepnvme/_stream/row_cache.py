@@ -140,13 +140,9 @@ class RowCache:
 
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
-                indices = kwargs[name] if name in kwargs else args[position]
-                if not isinstance(indices, torch.Tensor):
-                    raise TypeError(
-                        f"{lookup.name}: {name} is a {type(indices).__name__}; it must be a tensor of indices"
-                    )
+                indices = kwargs.get(name, args[position] if position < len(args) else None)
                 call = functools.partial(forward, *args, **kwargs)
-                if index not in self._uses_all:
+                if isinstance(indices, torch.Tensor) and index not in self._uses_all:
                     try:
                         return self._in_parts(
                             index, indices, lambda items, _: self._bound(index, items, call), can_divide=False
@@ -200,11 +196,11 @@ class RowCache:
 
         def bound() -> Any:
             binding.bind(self._views[index])
-            result = call()
-            # The argument's name only suggests that the module uses these experts and no others.
+            # A copy of a view in the result reads it. So the uses are looked for behind that.
+            result = without_views(self._memory, call())
             if self._cache.find_use_of_missing_row(self._firsts[index][0]) is not None:
                 raise _UsesOtherExpertsError
-            return refuse_backward(name, without_views(self._memory, result))
+            return refuse_backward(name, result)
 
         return self._held(items, bound, binding.unbind)
 

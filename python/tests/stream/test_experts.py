@@ -10,6 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from deepnvme._modules import partition
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
@@ -97,7 +99,44 @@ def warnings_told() -> Iterator[list[warnings.WarningMessage]]:
         yield told
 
 
-@pytest.mark.parametrize("kind", [Experts, WithBiases, WithSharedExpert, WithMean, WithFirstColumns, Neighbour])
+class Returned(Experts):
+    """The weight of another expert is part of the result, and nobody has read it yet."""
+
+    def forward(self, hidden: torch.Tensor, top_index: torch.Tensor) -> torch.Tensor:
+        super().forward(hidden, top_index)
+        return self.up[EXPERTS - 1][: len(hidden), :WIDTH]
+
+
+OTHERS = [WithSharedExpert, WithMean, WithFirstColumns, Neighbour, Returned]
+
+
+@pytest.fixture
+def all_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take the code of tests for that of transformers."""
+    monkeypatch.setattr(partition, "is_known", lambda _: True)
+
+
+@pytest.mark.parametrize("kind", [Experts, *OTHERS])
+def test_code_that_is_not_known_has_all_experts(
+    kind: type[Experts], tmp_path: Path, streamed: Callable[..., Any]
+) -> None:
+    torch.manual_seed(0)
+    model = Model(kind).eval()
+    path = tmp_path / "experts.safetensors"
+    save_file(model.state_dict(), path)
+    with torch.device("meta"):
+        empty = Model(kind).eval()
+    other = streamed(empty, weights=path, memory=MEMORY)
+    assert other.streaming.row_cache is None
+    with torch.no_grad():
+        for seed in range(3):
+            torch.manual_seed(seed)
+            hidden, indices = torch.randn(3, WIDTH), torch.randint(0, EXPERTS // 2, (3, 1))
+            torch.testing.assert_close(other(hidden, indices), model(hidden, indices), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("all_known")
+@pytest.mark.parametrize("kind", [Experts, WithBiases, *OTHERS])
 def test_other_experts_are_noticed(
     kind: type[Experts],
     tmp_path: Path,
@@ -125,6 +164,7 @@ def test_other_experts_are_noticed(
         assert 0 < other.streaming.stats().row_waits <= 2 * EXPERTS // 2
 
 
+@pytest.mark.usefixtures("all_known")
 def test_small_experts_are_loaded_whole(tmp_path: Path, streamed: Callable[..., Any]) -> None:
     """Experts that are smaller than pages would hide the use of their neighbours."""
     torch.manual_seed(0)
