@@ -267,7 +267,7 @@ impl PyGather {
     }
 }
 
-/// Packs a table into a file, and returns how many bytes a block has.
+/// Packs a table into a file, and returns the table's id.
 #[expect(clippy::too_many_arguments, reason = "only the package calls it")]
 #[expect(clippy::needless_pass_by_value, reason = "Python hands it over")]
 #[pyfunction]
@@ -283,7 +283,7 @@ pub(crate) fn _pack_rows(
     target: &Bound<'_, PyAny>,
     report: Option<Py<PyAny>>,
     engine: Option<&Bound<'_, PyEngine>>,
-) -> PyResult<usize> {
+) -> PyResult<u64> {
     let engine = default::or_default(py, engine)?;
     let files = open(py, files)?;
     let target = PathArgument::new(target)?
@@ -312,13 +312,13 @@ pub(crate) fn _pack_rows(
         Some(report) => report.call1(py, (packed.load(Ordering::Relaxed),)).map(drop),
         None => Ok(()),
     };
-    let layout = interruptible::run_polling(py, work, &mut poll, &|| is_stopped.store(true, Ordering::Relaxed), None)?;
-    layout.map(|layout| layout.block_bytes).map_err(|error| to_exception(py, &error))
+    let id = interruptible::run_polling(py, work, &mut poll, &|| is_stopped.store(true, Ordering::Relaxed), None)?;
+    id.map_err(|error| to_exception(py, &error))
 }
 
 /// Number of rows; shape, type and scales of a row; bytes of a row with its scales, rows and bytes of a block, whether
-/// the checksums are in a list; the number of hot rows; and the first row of each table.
-type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize, bool), u64, Vec<u64>);
+/// the checksums are in a list; the number of hot rows; the first row of each table; and the id.
+type Described = (u64, Vec<u64>, String, Option<(u64, String)>, (usize, usize, usize, bool), u64, Vec<u64>, u64);
 
 /// Parses the description of a packed table in the file `name`, which has these tensors.
 #[pyfunction]
@@ -336,8 +336,8 @@ pub(crate) fn _parse_packed_rows(
     let BlockLayout { row_bytes, rows_per_block, block_bytes, checksums } = described.layout;
     let blocks = (row_bytes, rows_per_block, block_bytes, checksums == ChecksumPlace::List);
     let hot_rows = described.hot.map_or(0, |(count, _)| count);
-    let PackedDescription { rows, row_shape, dtype, scales, first_rows, .. } = described;
-    Ok((rows, row_shape, dtype, scales, blocks, hot_rows, first_rows))
+    let PackedDescription { rows, row_shape, dtype, scales, first_rows, id, .. } = described;
+    Ok((rows, row_shape, dtype, scales, blocks, hot_rows, first_rows, id))
 }
 
 /// Returns the bytes that a gather of one row reads, from a packed table with rows of this size.

@@ -1,7 +1,7 @@
 //! Blocks of a packed table: whole rows, and a checksum.
 //!
 //! No row crosses a block, so a row is one read. A block holds consecutive rows, and zeros behind them. Its checksum is
-//! the CRC-32C of its number (eight bytes) and of its bytes. Numbers are little-endian. The checksum is in the last four
+//! the CRC-32C of the table's id (eight bytes), of its number (eight bytes) and of its bytes. Numbers are little-endian. The checksum is in the last four
 //! bytes of the block, which it does not cover. If these four bytes would cost a row, all checksums are in a list
 //! behind the blocks instead.
 
@@ -104,9 +104,9 @@ impl BlockLayout {
     }
 
     /// Writes the checksum of a block into it. Returns the checksum instead if it belongs into the list.
-    pub(crate) fn seal(&self, number: u64, block: &mut [u8]) -> Option<u32> {
+    pub(crate) fn seal(&self, id: u64, number: u64, block: &mut [u8]) -> Option<u32> {
         let (content, checksum) = block.split_at_mut(self.block_bytes - self.checksums.bytes());
-        let computed = checksum_of(number, content);
+        let computed = checksum_of(id, number, content);
         match self.checksums {
             ChecksumPlace::Block => {
                 checksum.copy_from_slice(&computed.to_le_bytes());
@@ -118,10 +118,10 @@ impl BlockLayout {
 
     /// Returns whether the checksum of a block matches. A layout with a list needs it.
     #[must_use]
-    pub(crate) fn is_sound(&self, number: u64, block: &[u8], list: Option<&ChecksumList>) -> bool {
+    pub(crate) fn is_sound(&self, id: u64, number: u64, block: &[u8], list: Option<&ChecksumList>) -> bool {
         let (content, inside) = block.split_at(self.block_bytes - self.checksums.bytes());
         let stated = inside.first_chunk().map_or_else(|| list?.get(number), |sum| Some(u32::from_le_bytes(*sum)));
-        stated == Some(checksum_of(number, content))
+        stated == Some(checksum_of(id, number, content))
     }
 }
 
@@ -135,8 +135,9 @@ impl ChecksumPlace {
     }
 }
 
-fn checksum_of(number: u64, content: &[u8]) -> u32 {
+fn checksum_of(id: u64, number: u64, content: &[u8]) -> u32 {
     let mut digest = Digest::new(CrcAlgorithm::Crc32Iscsi);
+    digest.update(&id.to_le_bytes());
     digest.update(&number.to_le_bytes());
     digest.update(content);
     digest.finalize() as u32
@@ -179,17 +180,21 @@ mod tests {
     fn every_changed_byte_and_every_other_number_is_noticed() {
         let layout = BlockLayout::plan(160);
         let mut block: Vec<u8> = (0..layout.block_bytes).map(|byte| (byte * 7) as u8).collect();
-        assert_eq!(layout.seal(9, &mut block), None);
-        assert!(layout.is_sound(9, &block, None) && !layout.is_sound(8, &block, None));
+        assert_eq!(layout.seal(77, 9, &mut block), None);
+        assert!(layout.is_sound(77, 9, &block, None) && !layout.is_sound(77, 8, &block, None));
         let listed = BlockLayout::plan(4096);
-        let sum = listed.seal(1, &mut block).unwrap();
+        let sum = listed.seal(77, 1, &mut block).unwrap();
         let list = ChecksumList::of(&[!sum, sum, !sum]).unwrap();
-        assert!(listed.is_sound(1, &block, Some(&list)));
+        assert!(listed.is_sound(77, 1, &block, Some(&list)));
+        assert!(!layout.is_sound(78, 9, &block, None), "a block of another table");
         let others = [(0, Some(&list)), (2, Some(&list)), (3, Some(&list)), (1, None)];
-        assert!(others.iter().all(|(number, list)| !listed.is_sound(*number, &block, *list)));
+        assert!(others.iter().all(|(number, list)| !listed.is_sound(77, *number, &block, *list)));
         for byte in 0..block.len() {
             block[byte] ^= 0x10;
-            assert!(!layout.is_sound(9, &block, None) && !listed.is_sound(1, &block, Some(&list)), "byte {byte}");
+            assert!(
+                !layout.is_sound(77, 9, &block, None) && !listed.is_sound(77, 1, &block, Some(&list)),
+                "byte {byte}"
+            );
             block[byte] ^= 0x10;
         }
     }
@@ -198,8 +203,7 @@ mod tests {
     fn the_checksum_is_crc_32c() {
         // The check value of the catalogue of CRCs, and the definition of this module.
         assert_eq!(crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, b"123456789"), 0xe306_9283);
-        let mut whole = 5_u64.to_le_bytes().to_vec();
-        whole.extend(b"rows");
-        assert_eq!(checksum_of(5, b"rows"), crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &whole) as u32);
+        let whole = [&3_u64.to_le_bytes()[..], &5_u64.to_le_bytes(), b"rows"].concat();
+        assert_eq!(checksum_of(3, 5, b"rows"), crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, &whole) as u32);
     }
 }

@@ -24,6 +24,8 @@ pub const CHECKSUM_TENSOR: &str = "checksums";
 pub const PACKED_KEY: &str = "deepnvme.rows";
 /// The version of the format.
 pub const PACKED_VERSION: u32 = 1;
+/// Hexadecimal digits of the id.
+const ID_DIGITS: usize = 16;
 
 /// Read first: all else depends on it.
 #[derive(Debug, Deserialize)]
@@ -38,6 +40,7 @@ struct Description {
     rows_per_block: usize,
     block_bytes: usize,
     checksums: DescribedPlace,
+    id: String,
     header_crc32c: String,
     row: Row,
     hot: Option<Hot>,
@@ -147,6 +150,8 @@ pub struct PackedDescription {
     pub scales: Option<(u64, String)>,
     /// The first row of each table that was packed, in order.
     pub first_rows: Vec<u64>,
+    /// The id, which tells its blocks from those of other tables.
+    pub id: u64,
     /// The blocks.
     pub layout: BlockLayout,
     /// The number of hot rows, and the CRC-32C of their list.
@@ -167,7 +172,7 @@ impl PackedDescription {
             )));
         }
         let described: Description = serde_json::from_str(text).map_err(|error| Error::Damaged(error.to_string()))?;
-        let Description { rows, row_bytes, rows_per_block, block_bytes, row, hot, checksums, header_crc32c } =
+        let Description { rows, row_bytes, rows_per_block, block_bytes, row, hot, checksums, id, header_crc32c } =
             described;
         if version == 0 || row.bytes() != Some(row_bytes as u64) {
             let detail = format!("rows of {row_bytes} bytes are not {:?} of {}", row.shape, row.dtype);
@@ -176,6 +181,10 @@ impl PackedDescription {
         if !header_checksum::are_digits(header_crc32c.as_bytes()) {
             return Err(Error::Damaged("its own checksum is missing".into()));
         }
+        // Digits alone: `from_str_radix` takes a sign as well.
+        let is_id = id.len() == ID_DIGITS && id.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let id = u64::from_str_radix(&id, 16).ok().filter(|_| is_id);
+        let id = id.ok_or_else(|| Error::Damaged("its id is no hexadecimal number".into()))?;
         let hot = match (hot, tensors.hot) {
             (None, None) => None,
             (Some(Hot { rows: count, crc32c }), Some((_, bytes)))
@@ -204,7 +213,7 @@ impl PackedDescription {
             return Err(Error::Damaged("its tables are not in order".into()));
         }
         let scales = row.scales.map(|Scales { count, dtype }| (count, dtype));
-        Ok(Self { rows, row_shape: row.shape, dtype: row.dtype, scales, first_rows, layout, hot, tensors })
+        Ok(Self { rows, row_shape: row.shape, dtype: row.dtype, scales, first_rows, id, layout, hot, tensors })
     }
 
     /// Reads what an open table keeps in memory, and compares the header of the file with its checksum.
@@ -229,6 +238,6 @@ impl PackedDescription {
         };
         let checksums = checksums.map(|place| ChecksumList::read(engine, file, place)).transpose()?;
         let range = RowRange { file: 0, offset, rows: self.rows };
-        Table::packed(PackedTable { range, layout: self.layout, hot: hot_rows, checksums })
+        Table::packed(PackedTable { range, id: self.id, layout: self.layout, hot: hot_rows, checksums })
     }
 }

@@ -52,6 +52,8 @@ pub(crate) struct Reading {
 #[derive(Debug)]
 pub(crate) struct BlockChecks {
     pub(crate) blocks: BlockLayout,
+    /// The id of the table.
+    pub(crate) id: u64,
     /// For blocks that do not contain their checksums.
     pub(crate) checksums: Option<ChecksumList>,
     /// The offset of the first block of the table.
@@ -69,7 +71,7 @@ impl BlockChecks {
             let first = (run.range.start - self.start) / block_bytes as u64;
             for (index, block) in buffer[run.start..run.start + run.len()].chunks(block_bytes).enumerate() {
                 let number = first + index as u64;
-                if block.len() < block_bytes || !self.blocks.is_sound(number, block, self.checksums.as_ref()) {
+                if block.len() < block_bytes || !self.blocks.is_sound(self.id, number, block, self.checksums.as_ref()) {
                     let per_block = self.blocks.rows_per_block as u64;
                     let first = (number * per_block).min(self.rows);
                     return Err(Error::Checksum {

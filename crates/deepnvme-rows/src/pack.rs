@@ -4,7 +4,9 @@
 //! can copy, list and check it. The tensor begins at a multiple of the block size. Behind it are the lists that an open
 //! table keeps in memory: the numbers of hot rows, and checksums that are not in their blocks.
 
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use deepnvme_file::{FileWriter, Target, VersionedFile};
 use deepnvme_io::mem::{Buffer, RegionMut};
@@ -42,7 +44,7 @@ pub struct PackSource<'a> {
     pub description: &'a str,
 }
 
-/// Writes a packed table. The file gets its name when it is complete and on the disk.
+/// Writes a packed table, and returns its id. The file gets its name when it is complete and on the disk.
 ///
 /// `progress` gets the number of rows so far. If it returns false, nothing is left, and the result is `Interrupted`.
 ///
@@ -55,7 +57,7 @@ pub fn pack(
     source: PackSource<'_>,
     target: &Target,
     progress: &mut dyn FnMut(u64) -> bool,
-) -> Result<BlockLayout> {
+) -> Result<u64> {
     let PackSource { files, rows, scales, hot, .. } = source;
     if rows.blocks().is_some() || scales.is_some_and(|scales| scales.blocks().is_some()) {
         return Err(Error::Invalid("the table is packed already".into()));
@@ -67,7 +69,8 @@ pub fn pack(
     HotRows::new(rows.rows(), hot)?;
     let layout = BlockLayout::plan(rows.row_bytes() + scales.map_or(0, Table::row_bytes));
     let mut writer = FileWriter::create(Arc::clone(engine), target, Durability::Full)?;
-    writer.write(&header(source, &layout)?)?;
+    let id = new_id();
+    writer.write(&header(source, &layout, id)?)?;
     let mut row_source = RecordSource::new(engine, files, rows, hot)?;
     let mut scale_source = scales.map(|scales| RecordSource::new(engine, files, scales, hot)).transpose()?;
     let mut block = vec![0; layout.block_bytes];
@@ -84,7 +87,7 @@ pub fn pack(
                 source.next(scale)?;
             }
         }
-        checksums.extend(layout.seal(number, &mut block));
+        checksums.extend(layout.seal(id, number, &mut block));
         writer.write(&block)?;
         if !progress((first + count as u64).min(rows.rows())) {
             return Err(Error::Interrupted);
@@ -100,11 +103,16 @@ pub fn pack(
         }
     }
     writer.commit()?;
-    Ok(layout)
+    Ok(id)
+}
+
+/// Returns an id that no other table has. The standard library seeds its hash maps at random.
+fn new_id() -> u64 {
+    RandomState::new().hash_one(SystemTime::now())
 }
 
 /// The header of the file, up to the first block.
-fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
+fn header(source: PackSource<'_>, layout: &BlockLayout, id: u64) -> Result<Vec<u8>> {
     let invalid = |why: String| Error::Invalid(format!("rows of this kind cannot be packed: {why}"));
     let row: serde_json::Value =
         serde_json::from_str(source.description).map_err(|error| invalid(error.to_string()))?;
@@ -119,6 +127,7 @@ fn header(source: PackSource<'_>, layout: &BlockLayout) -> Result<Vec<u8>> {
         "rows_per_block": layout.rows_per_block,
         "block_bytes": layout.block_bytes,
         "checksums": if layout.checksums == ChecksumPlace::List { "list" } else { "block" },
+        "id": format!("{id:016x}"),
         "header_crc32c": header_checksum::PLACEHOLDER,
         "row": row,
     });

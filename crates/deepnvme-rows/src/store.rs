@@ -371,6 +371,7 @@ impl RowStore {
                 let rows = Arc::new(claimed);
                 let checks = self.table.blocks().map(|blocks| BlockChecks {
                     blocks: *blocks,
+                    id: self.table.id(),
                     checksums: self.table.checksums().cloned(),
                     start: self.table.ranges()[0].offset,
                     rows: self.table.rows(),

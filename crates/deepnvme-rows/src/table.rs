@@ -32,6 +32,8 @@ pub struct Table {
     hot: Option<HotRows>,
     /// For a packed table whose blocks do not contain their checksums.
     checksums: Option<ChecksumList>,
+    /// The id of a packed table.
+    id: u64,
 }
 
 /// The parts of a packed table.
@@ -39,6 +41,8 @@ pub struct Table {
 pub struct PackedTable {
     /// The rows, without copies. The offset is that of the first block.
     pub range: RowRange,
+    /// The id, which tells its blocks from those of other tables.
+    pub id: u64,
     /// The division into blocks.
     pub layout: BlockLayout,
     /// The hot rows, if there are copies of some.
@@ -66,7 +70,7 @@ impl Table {
             }
             firsts.push(rows);
         }
-        Ok(Self { ranges, firsts, row_bytes, blocks: None, hot: None, checksums: None })
+        Ok(Self { ranges, firsts, row_bytes, blocks: None, hot: None, checksums: None, id: 0 })
     }
 
     /// Creates a packed table. Copies of hot rows lie behind its last row, in the same blocks.
@@ -75,7 +79,7 @@ impl Table {
     /// `Invalid` if the blocks cannot be those of a table, do not begin at a multiple of their size, or the list of
     /// checksums is missing or has another length. As [`new`](Self::new).
     pub fn packed(packed: PackedTable) -> Result<Self> {
-        let PackedTable { range, layout, hot, checksums } = packed;
+        let PackedTable { range, id, layout, hot, checksums } = packed;
         let copies = hot.as_ref().map_or(0, HotRows::len);
         let range = RowRange { rows: range.rows.saturating_add(copies), ..range };
         let blocks = layout.is_valid().then(|| layout.blocks(range.rows));
@@ -89,7 +93,7 @@ impl Table {
             let detail = format!("{layout:?} cannot be the blocks of a table at {}", range.offset);
             return Err(Error::Invalid(detail));
         }
-        Ok(Self { blocks: Some(layout), hot, checksums, ..Self::new(vec![range], layout.row_bytes)? })
+        Ok(Self { blocks: Some(layout), hot, checksums, id, ..Self::new(vec![range], layout.row_bytes)? })
     }
 
     /// Returns the number of rows.
@@ -106,6 +110,11 @@ impl Table {
     /// Returns the copies of hot rows.
     pub(crate) fn hot(&self) -> Option<&HotRows> {
         self.hot.as_ref()
+    }
+
+    /// Returns the id of a packed table.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Returns the list of checksums.

@@ -111,7 +111,7 @@ impl RowStore {
         };
         let run = Run { file: first.file, range, start: 0 };
         let (rows, checksums) = (self.table.rows(), self.table.checksums().cloned());
-        BlockChecks { blocks: *blocks, checksums, start: first.offset, rows, runs: vec![run] }
+        BlockChecks { blocks: *blocks, id: self.table.id(), checksums, start: first.offset, rows, runs: vec![run] }
             .check(buffer.as_slice(), &self.files)
     }
 }

@@ -73,7 +73,8 @@ impl World {
         let scales = has_scales.then_some(&self.scales);
         let description = description(self.rows.row_bytes(), has_scales);
         let source = PackSource { files: &self.files, rows: &self.rows, scales, hot, description: &description };
-        pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)
+        pack(&self.engine, source, &Target::from(&self.target()), &mut |_| true)?;
+        Ok(BlockLayout::plan(self.rows.row_bytes() + if has_scales { SCALES } else { 0 }))
     }
 
     /// Packs the rows without their scales. Returns the layout, the bytes of the file, and the offset of its first block.
@@ -166,7 +167,7 @@ fn the_file_is_safetensors() {
     assert_eq!(header["rows"]["data_offsets"], json!([0, file.len() - start]));
     let expected = json!({
         "version": 1, "rows": 1000, "row_bytes": 160, "rows_per_block": 25, "block_bytes": 4096,
-        "checksums": "block", "header_crc32c": found["header_crc32c"],
+        "checksums": "block", "header_crc32c": found["header_crc32c"], "id": found["id"],
         "row": { "shape": [160], "dtype": "int8", "scales": null },
     });
     assert_eq!(found, expected);
@@ -274,6 +275,32 @@ fn a_whole_table_is_verified() {
     let files = vec![VersionedFile::open(world.folder.path().join("source")).unwrap()];
     let in_place = RowStore::new(Arc::clone(&world.engine), files, world.rows.clone(), None, 1 << 20).unwrap();
     assert!(matches!(in_place.verify(&|_| {}, &|| false), Err(Error::Invalid(_))));
+}
+
+#[test]
+fn a_block_of_another_table_is_noticed() {
+    for row_bytes in [160, 4096] {
+        let world = world(row_bytes, &[60]);
+        let (layout, old, start) = world.packed_file();
+        let (_, mut new, _) = world.packed_file();
+        assert_ne!(old, new, "the ids differ");
+        let place = start + layout.block_bytes..start + 2 * layout.block_bytes;
+        new[place.clone()].copy_from_slice(&old[place]);
+        fs::write(world.target(), &new).unwrap();
+        let row = layout.rows_per_block as u64;
+        if layout.checksums == ChecksumPlace::Block {
+            assert!(matches!(gather(&world.open(None), &[row]), Err(Error::Checksum { .. })));
+        } else {
+            // The same rows: the block has no checksum in it.
+            assert!(gather(&world.open(None), &[row]).unwrap() == rows_of(&world.bytes, row_bytes, &[row]));
+        }
+        let end = start + layout.blocks(60) as usize * layout.block_bytes;
+        if end < new.len() {
+            new[end..].copy_from_slice(&old[end..]);
+            fs::write(world.target(), &new).unwrap();
+            assert!(world.open(None).verify(&|_| {}, &|| false).is_err(), "checksums of another table");
+        }
+    }
 }
 
 #[test]
@@ -412,7 +439,7 @@ fn impossible_blocks_are_refused() {
     let checksums = ChecksumPlace::Block;
     let good = BlockLayout { row_bytes: 160, rows_per_block: 25, block_bytes: 4096, checksums };
     let range = RowRange { file: 0, offset: 4096, rows: 100 };
-    let packed = |range, layout| Table::packed(PackedTable { range, layout, hot: None, checksums: None });
+    let packed = |range, layout| Table::packed(PackedTable { range, id: 7, layout, hot: None, checksums: None });
     assert!(packed(range, good).is_ok());
     for bad in [
         BlockLayout { row_bytes: 0, ..good },

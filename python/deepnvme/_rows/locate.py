@@ -14,7 +14,8 @@ from deepnvme._checkpoint.load_request import LoadRequest, SourceFile, find_file
 from deepnvme._deepnvme import StripeSet
 from deepnvme._utils.public import names_text, shown, whole
 from deepnvme._utils.tensors import checked_dtype
-from deepnvme.errors import InvalidArgumentError, UnsupportedError
+from deepnvme._utils.terminal import printable
+from deepnvme.errors import ChangedFileError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,15 +98,24 @@ def refuse_as_target(target: Any, table: TableSource) -> None:
     """Refuse to write to a file of the table's own source, also to one without rows of the table.
 
     Raises:
-        InvalidArgumentError: the target is such a file.
+        InvalidArgumentError: the target is such a file, or has the name of one that lists others.
     """
     targets = [path for path in (_name_of(target), *parts_of(target)) if Path(path).exists()]
-    if not targets:
-        return
-    for path in _all_files(table):
+    for path in _all_files(table) if targets else ():
         if any(Path(one).samefile(path) for one in targets):
-            msg = f"{_name_of(target)} is a file of the source; name another file as the target"
+            msg = f"{printable(_name_of(target))} is a file of the source; name another file as the target"
             raise InvalidArgumentError(msg)
+    if not isinstance(target, StripeSet) and _name_of(target).endswith((".index.json", ".stripes.json")):
+        msg = f"{printable(_name_of(target))} names a list of files; name a file for the rows, such as rows.safetensors"
+        raise InvalidArgumentError(msg)
+
+
+def replaced(target: Any) -> ChangedFileError:
+    """Make the error of a new file that another call has replaced before it was opened."""
+    name = _name_of(target)
+    error = ChangedFileError(f"{printable(name)}: another table was packed into this file meanwhile; give each its own")
+    error.filename = name
+    return error
 
 
 def _all_files(table: TableSource) -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from deepnvme._checkpoint.load_request import LoadRequest, storage_entries, tensor_entries
 from deepnvme._deepnvme import _parse_packed_rows
 from deepnvme._rows.locate import Located
+from deepnvme._utils.terminal import printable
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class Packed(NamedTuple):
     """The dtype and the number of the scales of a row."""
     source: tuple[str, tuple[_Place, _Place | None, _Place | None]]
     """Its description, and the offset and the bytes of each of its tensors, as the extension takes them."""
+    id: int
+    """Tells it from other tables, also from those of the same source."""
 
 
 def describe(rows: Located, scales: Located | None) -> str:
@@ -87,10 +90,12 @@ def _locate(request: LoadRequest, files: list[SourceFile]) -> Packed:
         (stored[name].offset, stored[name].nbytes) if name in stored else None for name in (_HOT_TENSOR, _CHECKSUMS)
     )
     tensors = (place, hot, checksums)
-    rows, row_shape, dtype, scales, blocks, hot_rows, firsts = _parse_packed_rows(request.name, text, tensors)
+    rows, row_shape, dtype, scales, blocks, hot_rows, firsts, number = _parse_packed_rows(
+        printable(request.name), text, tensors
+    )
     located = Located([reader], [(0, place[0], rows)], tuple(row_shape), _dtype(request, dtype))
     kinds = None if scales is None else (_dtype(request, scales[1]), scales[0])
-    return Packed(located, *blocks, hot_rows, tuple(firsts), kinds, (text, tensors))
+    return Packed(located, *blocks, hot_rows, tuple(firsts), kinds, (text, tensors), number)
 
 
 def _dtype(request: LoadRequest, name: str) -> torch.dtype:

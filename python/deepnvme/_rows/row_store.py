@@ -9,7 +9,7 @@ import torch
 
 from deepnvme._deepnvme import _pack_rows, _RowStore
 from deepnvme._rows.gather import Gather, RowFormat, check_ids, gather_target
-from deepnvme._rows.locate import SCALES, Located, TableSource, locate_table, refuse_as_target
+from deepnvme._rows.locate import SCALES, Located, TableSource, locate_table, refuse_as_target, replaced
 from deepnvme._rows.packed import describe, hot_rows, locate_packed
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.public import check_engine, parse_bytes, public, shown
@@ -106,6 +106,7 @@ class RowStore:
                 kind, count = packed.scales
                 behind_rows = (count, described.row_bytes), SCALES[kind]
             self._store = _RowStore(described.files, packed.source, behind_rows, nbytes, engine)
+            self._id = packed.id
             has_scales, self._first_rows = packed.scales is not None, packed.first_rows
         else:
             described, scale_table = locate_table(TableSource(source, tensor, scales, shape, dtype, offset, engine))
@@ -184,8 +185,8 @@ class RowStore:
             The packed table.
 
         Raises:
-            ChangedFileError: the source was changed meanwhile.
-            InvalidArgumentError: ``path`` is a file of ``source``.
+            ChangedFileError: the source was changed meanwhile, or another program replaced the new file.
+            InvalidArgumentError: ``path`` is a file of ``source``, or the name of an index or a manifest.
             IndexError: an id of the trace is out of range.
             OSError, KeyError, TypeError, ValueError, UnsupportedError: as in :class:`RowStore`; or the file cannot be
                 written.
@@ -206,7 +207,7 @@ class RowStore:
         hot = [] if trace is None else hot_rows(check_ids(trace)[0], rows.rows)
         report = progress_callback(progress, "packing", path)
         total = rows.rows * rows.row_bytes
-        _pack_rows(
+        number = _pack_rows(
             files,
             rows.behind(0),
             None if scale_table is None else scale_table.behind(len(rows.files)),
@@ -219,7 +220,11 @@ class RowStore:
         )
         if report is not None:
             report(total, total)
-        return cls(path, memory=memory, engine=engine)
+        made = cls(path, memory=memory, engine=engine)
+        if made._id != number:
+            made.close()
+            raise replaced(path)
+        return made
 
     @property
     def shape(self) -> tuple[int, ...]:

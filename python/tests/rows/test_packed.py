@@ -13,6 +13,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors
+from deepnvme._rows import row_store
 from packed_header import compact, sealed
 
 if TYPE_CHECKING:
@@ -85,6 +86,40 @@ def test_no_file_of_the_source_is_replaced(tmp_path: Path, kind: str) -> None:
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
     with deepnvme.RowStore.create(tmp_path / "new", source, memory="1MB", **named) as packed:
         assert torch.equal(packed.gather([49]), rows[49:])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "x.stripes.json"])
+def test_no_list_of_files_is_replaced(source: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("before")
+    with pytest.raises(errors.InvalidArgumentError, match="names a list of files"):
+        deepnvme.RowStore.create(tmp_path / name, source, "table", memory="1MB")
+    assert (tmp_path / name).read_text() == "before"
+
+
+def test_a_new_table_that_was_replaced_is_not_opened(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, other = tmp_path / "rows", tmp_path / "other"
+    deepnvme.RowStore.create(other, source, "table", memory="1MB").close()
+    pack = row_store._pack_rows  # type: ignore[attr-defined]
+
+    def packs_and_is_overtaken(*arguments: Any) -> Any:
+        number = pack(*arguments)
+        other.replace(path)
+        return number
+
+    monkeypatch.setattr(row_store, "_pack_rows", packs_and_is_overtaken)
+    with pytest.raises(errors.ChangedFileError, match="another table was packed into this file") as raised:
+        deepnvme.RowStore.create(path, source, "table", memory="1MB")
+    assert raised.value.filename == str(path)
+
+
+def test_a_path_that_is_no_text(source: Path, tmp_path: Path) -> None:
+    path = os.fsencode(tmp_path) + b"/rows-\xff"
+    with deepnvme.RowStore.create(path, source, "table", memory="1MB") as store:
+        assert store.verify() == 80
+    with deepnvme.RowStore(path, memory="1MB") as store:
+        assert len(store) == 2000
 
 
 def test_progress_is_reported(source: Path, tmp_path: Path) -> None:
@@ -223,9 +258,11 @@ CHANGES = [
     lambda description: description.update(hot={"rows": 0, "crc32c": 0}),
     *(other("row.first_rows", value) for value in ([], [1], [0, 9, 8], [0, 2001], [0, -1], "x", [[0]], 0)),
     *(other("checksums", value) for value in ("list", "none", None, 3)),
+    *(other("id", value) for value in ("0123", "+123456789abcdef", "0123456789abcdeg", None, 7)),
     *(other("header_crc32c", value) for value in ("0123ABCD", "123", "", None, 7)),
     lambda description: description.pop("row"),
     lambda description: description.pop("checksums"),
+    lambda description: description.pop("id"),
     lambda description: description.pop("header_crc32c"),
     lambda description: description.clear(),
 ]
@@ -322,6 +359,7 @@ def test_a_long_list_of_hot_rows_is_not_read_beyond_the_memory(source: Path, tmp
         "block_bytes": 4096,
         "checksums": "block",
         "header_crc32c": "00000000",
+        "id": "0" * 16,
     }
     description |= {"row": {"shape": [1], "dtype": "uint8"}, "hot": {"rows": hot, "crc32c": 0}}
     blocks = -(-(rows + hot) // 4092)
@@ -347,7 +385,7 @@ def test_hot_rows_have_their_scales(source: Path, tmp_path: Path) -> None:
 def test_a_trace_without_hot_rows(source: Path, tmp_path: Path, trace: Any) -> None:
     for path, given in ((tmp_path / "a", None), (tmp_path / "b", trace)):
         deepnvme.RowStore.create(path, source, "table", memory="1MB", trace=given).close()
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (tmp_path / "a").stat().st_size == (tmp_path / "b").stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -48,12 +48,14 @@ pub(crate) fn packed_rows(text: &[u8]) {
     let again = json!({
         "version": 1, "rows": rows, "row_bytes": layout.row_bytes, "rows_per_block": layout.rows_per_block,
         "block_bytes": block_bytes, "checksums": if is_listed { "list" } else { "block" },
-        "header_crc32c": "0123abcd", "hot": hot,
+        "header_crc32c": "0123abcd", "id": format!("{:016x}", described.id), "hot": hot,
         "row": { "shape": row_shape, "dtype": dtype, "scales": scales, "first_rows": first_rows },
     });
     assert_eq!(PackedDescription::parse(&again.to_string(), tensors).unwrap(), described);
     let range = RowRange { file: 0, offset: block_bytes, rows: *rows };
-    let Ok(table) = Table::packed(PackedTable { range, layout: *layout, hot: None, checksums: None }) else { return };
+    let Ok(table) = Table::packed(PackedTable { range, id: 1, layout: *layout, hot: None, checksums: None }) else {
+        return;
+    };
     assert_eq!((table.rows(), table.row_bytes()), (*rows, layout.row_bytes));
     let ends: Vec<u64> = [0, rows / 2, rows.saturating_sub(1)]
         .into_iter()
