@@ -100,7 +100,8 @@ def refuse_as_target(target: Any, table: TableSource) -> None:
     Raises:
         InvalidArgumentError: the target is such a file, or has the name of one that lists others.
     """
-    targets = [path for path in (_name_of(target), *parts_of(target)) if Path(path).exists()]
+    parts = target.paths if isinstance(target, StripeSet) else ()
+    targets = [path for path in (_name_of(target), *parts) if Path(path).exists()]
     for path in _all_files(table) if targets else ():
         if any(Path(one).samefile(path) for one in targets):
             msg = f"{printable(_name_of(target))} is a file of the source; name another file as the target"
