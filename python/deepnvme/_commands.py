@@ -138,6 +138,7 @@ def convert(source: Source, target: Path) -> CommandResult:
         TypeError: an argument has the wrong type.
         deepnvme.errors.ChecksumError: the bytes of the source are not those that were saved.
         deepnvme.errors.CorruptFileError: a file is no checkpoint, or damaged.
+        deepnvme.errors.UnsupportedError: the source is a packed model, or the target cannot contain its tensors.
         deepnvme.Error: a file cannot be read or written.
 
     Example:
