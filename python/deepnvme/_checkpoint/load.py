@@ -93,7 +93,7 @@ def load(
             means its index. If both a file and an index of that name exist, the file is loaded, unless the index
             states that it replaces that very file.
         device: where the tensors go, as ``str``, index of a GPU, or ``torch.device``. Default: host memory, whatever
-            device they were saved from. ``"meta"`` reads no tensor.
+            device they were saved from. ``"meta"`` reads no tensor. Omit it with ``into``, whose tensors stay.
         only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Each must match
             a tensor. Tensors that none of them matches are omitted, and containers that lose all their tensors; in a
             list or tuple, ``None`` takes their place. Other values stay. Default: everything.
