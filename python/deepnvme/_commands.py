@@ -138,6 +138,7 @@ def convert(source: Source, target: Path) -> CommandResult:
         TypeError: an argument has the wrong type.
         deepnvme.errors.ChecksumError: the bytes of the source are not those that were saved.
         deepnvme.errors.CorruptFileError: a file is no checkpoint, or damaged.
+        deepnvme.errors.UnsupportedError: the source is a packed model, or the target cannot contain its tensors.
         deepnvme.Error: a file cannot be read or written.
 
     Example:
@@ -283,7 +284,7 @@ def bench(
     Raises:
         TypeError: no folder is named, or an argument has the wrong type.
         deepnvme.errors.InvalidArgumentError: a value is invalid.
-        deepnvme.Error: if the machine refuses.
+        deepnvme.Error: the folder cannot be written, or the backend or GPU does not work.
 
     Example:
         >>> outcome = deepnvme.bench("read", ".", size="4M", loops=2, validate=True)
@@ -353,7 +354,7 @@ def tune(
     Raises:
         TypeError: no folder is named, or an argument has the wrong type.
         deepnvme.errors.InvalidArgumentError: a value is invalid.
-        deepnvme.Error: if the machine refuses.
+        deepnvme.Error: the folder cannot be written, or the backend or GPU does not work.
 
     Example:
         >>> found = deepnvme.tune(".", budget=1, size="1M", write=False)

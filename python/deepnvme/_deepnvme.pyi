@@ -131,7 +131,8 @@ class Engine:
         window: refill policy of the queue: ``"sliding"`` (default) refills as soon as an op completes, ``"drain"``
             once all have, as DeepSpeed does with ``overlap_events=False``.
         direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, except for reads
-            of bytes that are in it; ``"required"`` raises if it cannot; ``"disabled"`` always uses the page cache.
+            of bytes that are in it; ``"required"`` bypasses it for these as well, and raises if the file system
+            cannot; ``"disabled"`` always uses the page cache. The ragged edges of writes use it in every mode.
             ``stats()`` reports the result.
         gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
             works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``
@@ -708,7 +709,7 @@ class Stats:
         """Requests that ended in an error."""
     @property
     def ops(self) -> int:
-        """Transfers submitted to the kernel, including resubmitted ones."""
+        """Reads, writes and syncs submitted to the kernel, including resubmitted ones."""
     @property
     def bytes_read(self) -> int:
         """Bytes read from files."""
@@ -729,10 +730,10 @@ class Stats:
         """First reason for buffered I/O although direct I/O was requested."""
     @property
     def retries(self) -> int:
-        """Transfers that were interrupted or temporarily refused, and resubmitted."""
+        """Ops that were interrupted or temporarily refused, and resubmitted."""
     @property
     def short_transfers(self) -> int:
-        """Transfers that moved fewer bytes than requested, and were continued."""
+        """Ops that moved fewer bytes than requested, and were continued."""
     @property
     def syncs(self) -> int:
         """Syncs of files and folders."""

@@ -38,7 +38,8 @@ use crate::{detached_requests, error, threads};
 ///     window: refill policy of the queue: ``"sliding"`` (default) refills as soon as an op completes, ``"drain"``
 ///         once all have, as DeepSpeed does with ``overlap_events=False``.
 ///     direct: page cache bypass: ``"preferred"`` (default) bypasses it if the file system can, except for reads
-///         of bytes that are in it; ``"required"`` raises if it cannot; ``"disabled"`` always uses the page cache.
+///         of bytes that are in it; ``"required"`` bypasses it for these as well, and raises if the file system
+///         cannot; ``"disabled"`` always uses the page cache. The ragged edges of writes use it in every mode.
 ///         ``stats()`` reports the result.
 ///     gds: direct transfers between disk and GPU with cuFile (GPUDirect Storage): ``"preferred"`` uses cuFile if it
 ///         works, ``"required"`` raises if it does not, ``"disabled"`` (default) uses bounce buffers. ``stats()``

@@ -55,7 +55,7 @@ record_class! {
         requests: u64,
         /// Requests that ended in an error.
         requests_failed: u64,
-        /// Transfers submitted to the kernel, including resubmitted ones.
+        /// Reads, writes and syncs submitted to the kernel, including resubmitted ones.
         ops: u64,
         /// Bytes read from files.
         bytes_read: u64,
@@ -69,9 +69,9 @@ record_class! {
         bytes_buffered: u64,
         /// First reason for buffered I/O although direct I/O was requested.
         buffered_reason: Option<String>,
-        /// Transfers that were interrupted or temporarily refused, and resubmitted.
+        /// Ops that were interrupted or temporarily refused, and resubmitted.
         retries: u64,
-        /// Transfers that moved fewer bytes than requested, and were continued.
+        /// Ops that moved fewer bytes than requested, and were continued.
         short_transfers: u64,
         /// Syncs of files and folders.
         syncs: u64,

@@ -12,6 +12,7 @@ import torch
 
 import deepnvme
 from deepnvme import errors, optim
+from deepnvme.integrations.weights import iterate_weights
 
 RandomBytes = Callable[[int], bytes]
 
@@ -77,6 +78,18 @@ def test_the_manifest_names_the_set(parts: list[Path], random_bytes: RandomBytes
     Path(stripes.manifest_path).write_text("{}")
     with pytest.raises(ValueError, match="not a stripe manifest"):
         deepnvme.StripeSet.from_manifest(stripes.manifest_path)
+
+
+def test_the_folder_of_a_stripe_set_leads_to_the_manifest(parts: list[Path], tmp_path: Path) -> None:
+    deepnvme.save({"a": torch.ones(3)}, deepnvme.StripeSet(parts))
+    calls: tuple[Callable[[Path], object], ...] = (
+        deepnvme.load,
+        lambda path: deepnvme.convert(path, tmp_path / "converted.pt"),
+        iterate_weights,
+    )
+    for call in calls:
+        with pytest.raises(errors.NotFoundError, match=r"manifest of its stripe set: .*part\.stripes\.json"):
+            call(parts[0].parent)
 
 
 def test_the_name_of_the_first_part_leads_to_the_manifest(parts: list[Path]) -> None:

@@ -93,10 +93,10 @@ def load(
             means its index. If both a file and an index of that name exist, the file is loaded, unless the index
             states that it replaces that very file.
         device: where the tensors go, as ``str``, index of a GPU, or ``torch.device``. Default: host memory, whatever
-            device they were saved from. ``"meta"`` reads no tensor.
+            device they were saved from. ``"meta"`` reads no tensor. Omit it with ``into``, whose tensors stay.
         only: names of tensors, or patterns of names (``"layers.0"`` with all below it, ``"*.weight"``). Each must match
-            a tensor. Tensors that none of them matches are omitted, and containers that lose all their tensors. Other
-            values stay. Default: everything.
+            a tensor. Tensors that none of them matches are omitted, and containers that lose all their tensors; in a
+            list or tuple, ``None`` takes their place. Other values stay. Default: everything.
         into: a state whose tensors are filled in place, by name (a state dict, or one nested as the file is). It is
             returned. Each of its tensors must be in the file, with the same shape. Names, shapes and dtypes are checked
             before any tensor changes. If the read fails, tensors may be partly filled. Its other values are replaced by
@@ -106,7 +106,8 @@ def load(
             optimizer without ``into``.
         cast: allow other dtypes in ``into`` than in the file. Default False. Casts that lose more than precision stay
             refused: complex to real, floating-point to integer, anything to ``bool``, and integers to a type that does
-            not contain them all. A number beyond the range of a floating-point type becomes infinite, as in torch.
+            not contain them all. A number beyond the range of a floating-point type becomes infinite, or the largest
+            number in a type without infinity (``float8_e4m3fn``), as in torch.
         lazy: return tensors that are read on first use. Objects other than tensors and parameters (sparse, quantised,
             with attributes) are read at once. Small tensors that are used in the order of the file are read ahead, at
             most 32 MiB. Default False.
@@ -114,7 +115,7 @@ def load(
             another file. It counts against ``RLIMIT_MEMLOCK``; memory beyond the limit is not locked. Default False.
         verify: how much to compare with the checksums of the file. ``"full"``: every byte, including names, dtypes
             and shapes. ``"sample"``: names, dtypes, shapes and 1/32 of the tensors. ``"off"``: nothing. ``"auto"``
-            (default): at least the sample, and as much as 3% of the load's time allows. ``stats()`` reports the
+            (default): the sample, and more as far as it costs little time. ``stats()`` reports the
             amount (``bytes_compared``, ``bytes_not_compared``). Files of other programs have no checksums for the
             sample: only ``"full"`` compares the CRC-32s of an archive of ``torch.save``, and it refuses safetensors
             files without checksums.
@@ -161,6 +162,10 @@ def load(
     check_choice(verify, "verify", ("auto", "off", "sample", "full"))
     _check_combination(into, only, lazy=lazy, cast=cast)
     place, restore_location = _destination(device, map_location)
+    if into is not None and place.type != "cpu":
+        name = "device" if map_location is None else "map_location"
+        msg = f"{name} is for tensors that load makes, and those of into stay on their devices; omit {name}"
+        raise InvalidArgumentError(msg)
     if pin_memory and (into is not None or place.type != "cpu"):
         msg = "pin_memory is for host memory that load allocates; omit it with into, and with another device"
         raise InvalidArgumentError(msg)

@@ -11,12 +11,13 @@ with AVX-512.
 
 bf16 and fp16 parameters get fp32 master weights and moments. ``stochastic_rounding=True`` rounds the parameters
 stochastically. With a ``GradScaler`` gradients are unscaled within the step, and ``.grad`` stays scaled. ``max_norm``
-clips by the total norm within the step. Sparse gradients, complex parameters and GPU parameters are refused. So are
-``differentiable=True`` and ``capturable=True``, by the first ``step``.
+clips by the total norm within the step. The first ``step`` refuses sparse gradients, complex parameters,
+GPU parameters, ``differentiable=True`` and ``capturable=True``.
 
 ``swap_dir="/mnt/nvme", memory="4GB"`` keeps the state on disk: moments, and the fp32 master weights of bf16 and fp16
 parameters. A step reads it group by group, updates it, and writes it back in the background. At most ``memory`` bytes
-of it are in memory. ``swap_gradients=True`` also moves gradients to disk as soon as they are computed.
+of it are in memory, and up to 64 MiB more in the first step. ``swap_gradients=True`` also moves gradients to disk as
+soon as they are computed.
 ``state_dict()`` reads all state into memory; ``save_state(path)`` and ``load_state(path)`` do not. If the disk fails
 during a step, :class:`deepnvme.errors.StepStoppedError` is raised, and ``step()`` resumes where it stopped.
 ``optimizer.swap_stats()`` has the counters.

@@ -60,8 +60,7 @@ class Adam(KernelOptimizer, torch.optim.Adam):
 class AdamW(KernelOptimizer, torch.optim.AdamW):
     """``torch.optim.AdamW`` with a faster step, and with state on disk if asked.
 
-    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk. ``help(deepnvme.optim)`` explains these and the
-    other keyword arguments (``moments``, ``max_norm``, ...).
+    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk.
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
@@ -87,8 +86,7 @@ class AdamW(KernelOptimizer, torch.optim.AdamW):
 class SGD(KernelOptimizer, torch.optim.SGD):
     """``torch.optim.SGD`` with a faster step, and with its momentum on disk if asked.
 
-    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk. ``help(deepnvme.optim)`` explains these and the
-    other keyword arguments (``moments``, ``max_norm``, ...).
+    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk.
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
@@ -129,8 +127,7 @@ class SGD(KernelOptimizer, torch.optim.SGD):
 class Adagrad(KernelOptimizer, torch.optim.Adagrad):
     """``torch.optim.Adagrad`` with a faster step, and with state on disk if asked.
 
-    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk. ``help(deepnvme.optim)`` explains these and the
-    other keyword arguments (``moments``, ``max_norm``, ...).
+    ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk.
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.

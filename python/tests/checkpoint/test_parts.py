@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import deepnvme
+from deepnvme import errors
 from process_memory import memory_bytes
 
 from .states import assert_same
@@ -204,3 +205,15 @@ def test_into_page_locked_memory(flat: tuple[Path, dict[str, torch.Tensor]], laz
     for wrong in ({"into": state}, {"device": "meta"}):
         with pytest.raises(ValueError, match="pin_memory"):
             deepnvme.load(path, pin_memory=True, **wrong)
+
+
+@pytest.mark.parametrize("name", ["device", "map_location"])
+def test_a_device_is_refused_with_into(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "state.pt"
+    deepnvme.save({"a": torch.ones(3)}, path)
+    state = {"a": torch.zeros(3)}
+    with pytest.raises(errors.InvalidArgumentError, match=f"^{name} is for tensors that load makes.*omit {name}"):
+        deepnvme.load(path, into=state, **{name: "meta"})
+    assert not state["a"].any()
+    deepnvme.load(path, into=state, **{name: "cpu"})
+    assert state["a"].all()

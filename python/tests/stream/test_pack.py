@@ -150,8 +150,11 @@ def test_a_packed_model_is_not_read_as_raw_bytes(folder: Path, tmp_path: Path) -
         with pytest.raises(errors.UnsupportedError, match=r"packed\.safetensors.*a packed model.*deepnvme\.stream"):
             read(file)
     for read in (deepnvme.load, lambda path: list(iterate_weights(path))):
-        with pytest.raises(errors.NotFoundError, match=r"a packed model.*deepnvme\.stream"):
+        with pytest.raises(errors.UnsupportedError, match=r"packed: .*a packed model.*deepnvme\.stream"):
             read(packed)
+    for source in (file, packed):
+        with pytest.raises(errors.UnsupportedError, match=r"a packed model.*deepnvme\.stream"):
+            deepnvme.convert(source, tmp_path / "x.safetensors")
     command = [sys.executable, "-m", "deepnvme", "convert", str(file), str(tmp_path / "x.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert (done.returncode, "a packed model" in done.stderr) == (1, True)

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use deepnvme_file::stripe_set::MANIFEST_SUFFIX;
 use deepnvme_file::{StripeSet, Target};
+use deepnvme_format::Error as FormatError;
 use deepnvme_format::file_list::{self, FileFingerprint, Replaced, SealState};
 use deepnvme_format::safetensors::Index;
 use deepnvme_io::fs::Stat;
@@ -139,8 +140,8 @@ impl Found {
 /// latest save counts, whether it is one file or several with an index.
 ///
 /// # Errors
-/// `Io` if a folder has no such file or an index cannot be read, or `Format` for an index that cannot be parsed. A
-/// single file is not opened here, so it may be missing.
+/// `Io` if a folder has no such file or an index cannot be read, or `Format` for an index that cannot be parsed and a
+/// folder with a packed model. A single file is not opened here, so it may be missing.
 pub fn find_set(path: &Path) -> Result<FileSet> {
     if fs::is_folder(path) {
         return find_model(path)?.ok_or_else(|| no_model(path));
@@ -406,7 +407,8 @@ fn no_model(folder: &Path) -> Error {
         .iter()
         .any(|name| !fs::is_absent(&folder.join(name)))
     {
-        return IoError::new(ErrorKind::NotFound, "open", format!("this is {PACKED_MODEL}")).at_path(folder).into();
+        // Not `NotFound`: the model exists, so a program must not take it for absent.
+        return Error::format(folder, FormatError::Unsupported(format!("this is {PACKED_MODEL}")));
     }
     // The folder of a `Checkpointer`, which keeps several checkpoints.
     let newest = || history::listed(folder).ok().flatten()?.checkpoints.pop();
@@ -415,8 +417,18 @@ fn no_model(folder: &Path) -> Error {
             let newest = newest().map_or_else(String::new, |(_, path)| format!(", such as {}", display::path(&path)));
             format!("restore one with deepnvme.Checkpointer(folder).restore(), or name a checkpoint in it{newest}")
         }
-        _ => "name a file in it".into(),
+        _ => stripe_manifest(folder).map_or_else(
+            || "name a file in it".to_owned(),
+            |manifest| format!("name a file in it, or the manifest of its stripe set: {}", display::path(&manifest)),
+        ),
     };
     let text = format!("the folder has none of {}, nor an index of one; {remedy}", IN_FOLDER.join(", "));
     IoError::new(ErrorKind::NotFound, "open", text).at_path(folder).into()
+}
+
+/// Returns the first stripe manifest of a folder, by name. Only an error names it, so an unreadable folder has none.
+fn stripe_manifest(folder: &Path) -> Option<PathBuf> {
+    let names = fs::entries(folder).ok()?;
+    let name = names.into_iter().filter(|name| name.as_encoded_bytes().ends_with(MANIFEST_SUFFIX.as_bytes())).min()?;
+    Some(folder.join(name))
 }

@@ -85,7 +85,7 @@ impl From<Backend> for BackendChoice {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub(crate) enum Direct {
-    /// Bypass the page cache, or fail
+    /// Bypass the page cache, except for the ragged edges of writes, or fail
     Required,
     /// Bypass the page cache if the file system supports it, except for reads of cached bytes
     Preferred,

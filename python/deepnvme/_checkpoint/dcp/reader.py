@@ -45,7 +45,7 @@ class DeepnvmeReader(StorageReader):
     """Read what :class:`DeepnvmeWriter` wrote, at any world size. Reads only the needed rows of each tensor.
 
     Args:
-        path: the folder. ``dcp.load(checkpoint_id=...)`` replaces it.
+        path: the folder. ``dcp.load(checkpoint_id=...)`` overrides it.
         engine: the engine that transfers the bytes. Default: the default engine.
         verify: as for ``deepnvme.load``, for the data that this rank reads: ``"auto"`` (default), ``"off"``,
             ``"sample"`` or ``"full"``. If it reads a part of a tensor, the MiB around it are read again to compare

@@ -44,7 +44,7 @@ class DeepnvmeWriter(StorageWriter):
     """Write a distributed state, each rank its own part.
 
     Args:
-        path: the folder. ``dcp.save(checkpoint_id=...)`` replaces it.
+        path: the folder. ``dcp.save(checkpoint_id=...)`` overrides it.
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
