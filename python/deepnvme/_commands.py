@@ -149,6 +149,9 @@ def convert(source: Source, target: Path) -> CommandResult:
         >>> deepnvme.load("model.safetensors")["weight"].tolist()
         [1.0, 1.0, 1.0]
     """
+    given: object = target
+    if isinstance(given, StripeSet):
+        raise TypeError("the target is a StripeSet; it must be a path: a conversion writes one file")
     return run("convert", "--", _name_of(source), os.fsdecode(target))
 
 

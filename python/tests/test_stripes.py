@@ -298,3 +298,21 @@ def test_commands_take_a_set(tmp_path: Path) -> None:
     assert [tensor["name"] for tensor in file["tensors"]] == ["w"]
     deepnvme.convert(stripes, tmp_path / "w.safetensors")
     assert torch.equal(deepnvme.load(tmp_path / "w.safetensors")["w"], torch.arange(5000))
+
+
+@pytest.mark.parametrize("name", ["part", "manifest", "hard link"])
+def test_convert_replaces_no_part_of_its_source(tmp_path: Path, name: str) -> None:
+    stripes = deepnvme.StripeSet([tmp_path / "a", tmp_path / "b"], stripe_bytes=4096)
+    deepnvme.save({"w": torch.arange(5000), "step": 7}, stripes)
+    stripes = deepnvme.StripeSet.from_manifest(stripes.manifest_path)
+    target = Path(stripes.manifest_path if name == "manifest" else stripes.paths[1])
+    if name == "hard link":
+        (tmp_path / "link").hardlink_to(target)
+        target = tmp_path / "link"
+    for source in (stripes, stripes.manifest_path):
+        with pytest.raises(ValueError, match=r"would be converted|the name of a list of files"):
+            deepnvme.convert(source, target)
+    assert deepnvme.load(stripes)["step"] == 7
+    assert deepnvme.verify(stripes)["is_sound"]
+    with pytest.raises(TypeError, match="the target is a StripeSet; it must be a path"):
+        deepnvme.convert(stripes, stripes)  # type: ignore[arg-type]

@@ -22,8 +22,8 @@ use crate::sync::{Condvar, Instant, Mutex, lock, thread};
 #[derive(Debug)]
 pub struct BackgroundStore {
     store: Arc<RowStore>,
-    gathers: Lane,
-    prefetches: Lane,
+    gathers: Arc<Queue>,
+    prefetches: Arc<Queue>,
     /// Rows of prefetches that have not ended.
     ahead: Arc<AtomicU64>,
 }
@@ -39,8 +39,8 @@ impl BackgroundStore {
     #[must_use]
     pub fn new(store: RowStore) -> Self {
         let store = Arc::new(store);
-        let lane = |name| Lane { queue: Arc::default(), name };
-        Self { store, gathers: lane("deepnvme-rows"), prefetches: lane("deepnvme-ahead"), ahead: Arc::default() }
+        let queue = |name| Arc::new(Queue { name, state: Mutex::default(), added: Condvar::default() });
+        Self { store, gathers: queue("deepnvme-rows"), prefetches: queue("deepnvme-ahead"), ahead: Arc::default() }
     }
 
     /// Returns the store.
@@ -62,7 +62,7 @@ impl BackgroundStore {
         let rows = self.store.places(rows.into())?.into_owned();
         let begun = self.store.begin(&rows, &target, conversion)?;
         let work = Work::Gather { rows, target, begun };
-        Ok(PendingGather { task: self.gathers.push(&self.store, work)? })
+        Ok(PendingGather { task: self.gathers.start(&self.store, work)? })
     }
 
     /// Prefetches as [`RowStore::prefetch`], and returns at once. Failures show when the rows are gathered. Prefetches in
@@ -80,7 +80,7 @@ impl BackgroundStore {
         rows.shrink_to_fit();
         self.ahead.fetch_add(rows.len() as u64, Ordering::AcqRel);
         let ahead = RowsAhead { rows: rows.len() as u64, all: Arc::clone(&self.ahead) };
-        self.prefetches.push(&self.store, Work::Prefetch { rows, deadline, _ahead: ahead }).map(drop)
+        self.prefetches.start(&self.store, Work::Prefetch { rows, deadline, _ahead: ahead }).map(drop)
     }
 
     /// Closes the store. Gathers in flight finish their reads.
@@ -187,12 +187,25 @@ impl Task {
         let result = work.run(&self.store, &|| is_cancelled() || should_stop());
         if matches!(result, Err(Error::Interrupted)) && !is_cancelled() {
             *lock(&self.state) = TaskState::Queued(work);
-            self.queue.push(self);
+            if let Err(error) = self.queue.push(self) {
+                self.fail(error);
+            }
         } else {
             work.end(&self.store);
             *lock(&self.state) = TaskState::Done(result);
         }
         self.changed.notify_all();
+    }
+
+    /// Ends work that no thread can do.
+    fn fail(&self, error: Error) {
+        let mut state = lock(&self.state);
+        if let TaskState::Queued(work) = std::mem::replace(&mut *state, TaskState::Running) {
+            drop(state);
+            work.end(&self.store);
+            state = lock(&self.state);
+        }
+        *state = TaskState::Done(Err(error));
     }
 }
 
@@ -225,15 +238,11 @@ impl Work {
     }
 }
 
-/// A thread and its work.
+/// Work, and a thread that does it. The thread starts with the first work.
 #[derive(Debug)]
-struct Lane {
-    queue: Arc<Queue>,
-    name: &'static str,
-}
-
-#[derive(Debug, Default)]
 struct Queue {
+    /// The name of the thread.
+    name: &'static str,
     state: Mutex<QueueState>,
     added: Condvar,
 }
@@ -245,37 +254,37 @@ struct QueueState {
     is_closed: bool,
 }
 
-impl Lane {
-    fn push(&self, store: &Arc<RowStore>, work: Work) -> Result<Arc<Task>> {
+impl Queue {
+    fn start(self: &Arc<Self>, store: &Arc<RowStore>, work: Work) -> Result<Arc<Task>> {
         let task = Arc::new(Task {
             store: Arc::clone(store),
-            queue: Arc::clone(&self.queue),
+            queue: Arc::clone(self),
             state: Mutex::new(TaskState::Queued(work)),
             changed: Condvar::default(),
             is_cancelled: AtomicBool::new(false),
         });
-        let mut state = lock(&self.queue.state);
+        self.push(&task)?;
+        Ok(task)
+    }
+
+    /// Adds work. After a close the thread may have ended, and another does what is added.
+    fn push(self: &Arc<Self>, task: &Arc<Task>) -> Result<()> {
+        let mut state = lock(&self.state);
         if !state.has_thread {
-            let queue = Arc::clone(&self.queue);
+            let queue = Arc::clone(self);
             let thread = thread::Builder::new().name(self.name.into());
             start_thread(|| thread.spawn(move || queue.work()))?;
             state.has_thread = true;
         }
+        state.tasks.push_back(Arc::clone(task));
         drop(state);
-        self.queue.push(&task);
-        Ok(task)
+        self.added.notify_one();
+        Ok(())
     }
 
     fn close(&self) {
-        lock(&self.queue.state).is_closed = true;
-        self.queue.added.notify_all();
-    }
-}
-
-impl Queue {
-    fn push(&self, task: &Arc<Task>) {
-        lock(&self.state).tasks.push_back(Arc::clone(task));
-        self.added.notify_one();
+        lock(&self.state).is_closed = true;
+        self.added.notify_all();
     }
 
     /// Does all work until the store is closed or dropped, and what is left then.
@@ -288,6 +297,7 @@ impl Queue {
                         break task;
                     }
                     if state.is_closed {
+                        state.has_thread = false;
                         return;
                     }
                     state = self.added.wait(state).unwrap_or_else(PoisonError::into_inner);

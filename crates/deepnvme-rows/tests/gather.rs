@@ -332,6 +332,29 @@ fn a_stopped_wait_leaves_the_gather_in_flight() {
 }
 
 #[test]
+fn a_gather_that_returns_to_the_queue_after_a_close_ends() {
+    let large: Vec<u64> = (0..3000).cycle().take(60_000).collect();
+    for _ in 0..3 {
+        // The table's thread does the first. This one begins with the second, and gives it back when that thread is gone.
+        let (_model, store, rows) = far_more_rows_than_memory();
+        let (first, _) = start(&store, &rows);
+        let (second, _) = start(&store, &large);
+        store.close();
+        let ended = std::cell::Cell::new(None);
+        let is_gone = || {
+            if first.is_done() && ended.get().is_none() {
+                ended.set(Some(std::time::Instant::now()));
+            }
+            ended.get().is_some_and(|at| at.elapsed() > Duration::from_millis(50))
+        };
+        if !second.wait(None, &is_gone).unwrap() {
+            assert!(second.wait(Some(Duration::from_secs(60)), &|| false).unwrap(), "nobody does it");
+        }
+        assert!(matches!(second.result(), Some(Ok(()) | Err(Error::Closed))));
+    }
+}
+
+#[test]
 fn cancelled_gathers_end_and_buffers_return() {
     let (model, store, rows) = far_more_rows_than_memory();
     for turn in 0..20 {

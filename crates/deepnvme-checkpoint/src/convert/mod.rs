@@ -134,7 +134,12 @@ fn verify_others(
 fn refuse_source(source: &Path, target: &Path, readers: &[Arc<Reader>]) -> Result<()> {
     let Ok(new) = fs::stat(target) else { return Ok(()) };
     let is_read = |path: &Path| fs::stat(path).is_ok_and(|stat| stat.identity == new.identity);
-    if readers.iter().any(|reader| is_read(reader.path())) || is_read(source) {
+    // A stripe set has several, with other names than the reader.
+    let mut is_part = false;
+    for reader in readers {
+        is_part |= reader.file().stats()?.iter().any(|stat| stat.identity == new.identity);
+    }
+    if is_part || readers.iter().any(|reader| is_read(reader.path())) || is_read(source) {
         let detail = "this is a file that would be converted; name another file for the result";
         return Err(IoError::new(ErrorKind::InvalidInput, "convert", detail).at_path(target).into());
     }
