@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from deepnvme._checkpoint.iterate import iterate_weights
@@ -26,25 +27,29 @@ def iterate_but_tables(
         wanted: returns whether the tensor of a name is needed. Default: all are.
         settings: as for :func:`deepnvme.integrations.weights.iterate_weights`.
 
-    Yields:
-        The name of a tensor and the tensor: first those that are read, and then those of tables.
+    Returns:
+        The name of each tensor and the tensor: first those that are read, and then those of tables. The files are
+        opened at once, as by ``iterate_weights``.
     """
     tables = TableSettings.from_environment()
     if not tables.is_enabled:
-        yield from iterate_weights(files, wanted=wanted, **settings)
-        return
+        return iterate_weights(files, wanted=wanted, **settings)
 
     def is_wanted(name: str) -> bool:
         return wanted is None or wanted(name)
 
-    yield from iterate_weights(
+    read = iterate_weights(
         files, wanted=lambda name: is_wanted(name) and not tables.is_tensor_of_table(name), **settings
     )
+    return itertools.chain(read, _mapped(files, lambda name: is_wanted(name) and tables.is_tensor_of_table(name)))
+
+
+def _mapped(files: Sequence[str], wanted: Callable[[str], bool]) -> Iterator[tuple[str, torch.Tensor]]:
     # Both servers bring it.
     from safetensors import safe_open  # noqa: PLC0415
 
     for path in files:
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (no mapping)
-                if tables.is_tensor_of_table(name) and is_wanted(name):
+                if wanted(name):
                     yield name, file.get_tensor(name)
