@@ -129,8 +129,12 @@ def test_a_source_is_never_replaced(tmp_path: Path) -> None:
     deepnvme.save({"a": torch.randn(1000), "b": torch.randn(1000)}, tmp_path / "m.safetensors", max_shard_bytes=4000)
     index = tmp_path / "m.safetensors.index.json"
     shard = next(tmp_path.glob("m-*.safetensors"))
-    for target in (index, shard):
-        convert(index, target, status=1)
+    (tmp_path / "index.pt").symlink_to(index)
+    (tmp_path / "hard index.pt").hardlink_to(index)
+    for source in (index, tmp_path / "m.safetensors"):
+        for target in (index, shard, tmp_path / "index.pt", tmp_path / "hard index.pt"):
+            _, said = convert(source, target, status=1)
+            assert "name another file" in said or "the name of a list of files" in said
     assert set(deepnvme.load(index, verify="full")) == {"a", "b"}
 
 

@@ -13,7 +13,7 @@ use deepnvme_io::{Durability, Engine, Error as IoError, ErrorKind, fs};
 
 use crate::error::{Error, Result};
 use crate::progress::Progress;
-use crate::read::{Reader, open_all, refuse_list_name};
+use crate::read::{CheckpointFile, Reader, find_set, refuse_list_name, retry_if_replaced};
 use crate::stoppable::until_stopped;
 use crate::write::{Save, SaveOptions, Saved, create, error_of_target};
 
@@ -54,18 +54,22 @@ pub fn convert(
     refuse_list_name(target)?;
     let (opening, named) = (Arc::clone(engine), source.to_path_buf());
     // Parsing millions of tensor names takes a while.
-    let opened = until_stopped(progress, move || {
-        open_all(&named, |file| {
-            let mut reader = file.open(&opening)?;
-            reader.check_metadata()?;
-            reader.refuse_packed()?;
-            let all: Vec<usize> = (0..reader.extents().len()).collect();
-            reader.resolve(&opening, &all)?;
-            Ok((Arc::new(reader), file.names.clone()))
+    let (opened, list) = until_stopped(progress, move || {
+        retry_if_replaced(&named, find_set, |set| {
+            set.check()?;
+            let open = |file: &CheckpointFile| {
+                let mut reader = file.open(&opening)?;
+                reader.check_metadata()?;
+                reader.refuse_packed()?;
+                let all: Vec<usize> = (0..reader.extents().len()).collect();
+                reader.resolve(&opening, &all)?;
+                Ok((Arc::new(reader), file.names.clone()))
+            };
+            Ok((set.files.iter().map(open).collect::<Result<Vec<_>>>()?, set.list.clone()))
         })
     })?;
     let (readers, listed): (Vec<_>, Vec<_>) = opened.into_iter().unzip();
-    refuse_source(source, target, &readers)?;
+    refuse_source(target, [source].into_iter().chain(list.as_ref().map(|list| &*list.path)), &readers)?;
     entries::refuse_unnamed(&readers)?;
     let entries = entries::of(&readers, &listed);
     refuse_doubles(target, &entries)?;
@@ -130,16 +134,17 @@ fn verify_others(
     Ok(())
 }
 
-/// Refuses to replace a source file: data that the new file cannot hold would be lost.
-fn refuse_source(source: &Path, target: &Path, readers: &[Arc<Reader>]) -> Result<()> {
+/// Refuses to replace a source file: data that the new file cannot hold would be lost. These are the files of the
+/// readers, with all parts of a stripe set and its manifest, and `others`. They may have several names.
+fn refuse_source<'a>(target: &Path, mut others: impl Iterator<Item = &'a Path>, readers: &[Arc<Reader>]) -> Result<()> {
     let Ok(new) = fs::stat(target) else { return Ok(()) };
-    let is_read = |path: &Path| fs::stat(path).is_ok_and(|stat| stat.identity == new.identity);
-    // A stripe set has several, with other names than the reader.
-    let mut is_part = false;
+    let is_target = |path: &Path| fs::stat(path).is_ok_and(|stat| stat.identity == new.identity);
+    let mut is_source = others.any(is_target);
     for reader in readers {
-        is_part |= reader.file().stats()?.iter().any(|stat| stat.identity == new.identity);
+        is_source |= is_target(reader.path());
+        is_source |= reader.file().stats()?.iter().any(|part| part.identity == new.identity);
     }
-    if is_part || readers.iter().any(|reader| is_read(reader.path())) || is_read(source) {
+    if is_source {
         let detail = "this is a file that would be converted; name another file for the result";
         return Err(IoError::new(ErrorKind::InvalidInput, "convert", detail).at_path(target).into());
     }
