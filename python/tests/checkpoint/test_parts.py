@@ -212,8 +212,10 @@ def test_a_device_is_refused_with_into(tmp_path: Path, name: str) -> None:
     path = tmp_path / "state.pt"
     deepnvme.save({"a": torch.ones(3)}, path)
     state = {"a": torch.zeros(3)}
+    meta: dict[str, Any] = {name: "meta"}
+    cpu: dict[str, Any] = {name: "cpu"}
     with pytest.raises(errors.InvalidArgumentError, match=f"^{name} is for tensors that load makes.*omit {name}"):
-        deepnvme.load(path, into=state, **{name: "meta"})
+        deepnvme.load(path, into=state, **meta)
     assert not state["a"].any()
-    deepnvme.load(path, into=state, **{name: "cpu"})
+    deepnvme.load(path, into=state, **cpu)
     assert state["a"].all()
