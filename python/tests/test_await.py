@@ -1,4 +1,4 @@
-"""``await pending``."""
+"""``await transfer``."""
 
 import asyncio
 import time

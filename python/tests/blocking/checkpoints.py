@@ -55,7 +55,7 @@ in_child(lambda: raises(errors.ClosedError, lambda: deepnvme.save(state, "third.
         STATE + "leave(lambda: deepnvme.save(state, 'file.pt'), busy())",
     ),
     (LOAD, "close"): (
-        "raises `ClosedError`, or is finished",
+        "raises `ClosedError`, or finishes",
         STATE
         + """
 deepnvme.save(state, "file.pt", durability="none", engine=deepnvme.Engine())

@@ -65,7 +65,7 @@ ENGINE_SAVING = DECOUPLED + "moves = busy()\nsaver.save(state, 'file')\n"
 
 CELLS: Cells = {
     (SAVE, "close"): (
-        "raises `ClosedError`, or the next call does, or is finished",
+        "raises `ClosedError`, or the next call does, or finishes",
         *(
             SMALL
             + code

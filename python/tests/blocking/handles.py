@@ -82,7 +82,7 @@ assert handle.wait() == 2
         *(PENDING + f"in_child(lambda: raises(RuntimeError, lambda: {call}))\nhandle.wait()" for call in QUEUED),
     ),
     (ASYNC, "exit"): (
-        "what is queued is finished first",
+        "the queue finishes first",
         # Calls that are finished have to end in time.
         *((PENDING + f"leave(lambda: {call}, started)").replace("PART", "PART // 4") for call in QUEUED),
     ),

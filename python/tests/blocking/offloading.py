@@ -118,7 +118,7 @@ leave_closed(gather, busy())
         OFFLOADED + "leave_closed(lambda: [model.state_dict() for _ in range(1000)], busy())",
     ),
     (OFF_SAVE, "close"): (
-        "is finished, and returns",
+        "finishes, then returns",
         SMALL
         + CLOSE
         + """
@@ -154,7 +154,7 @@ offloaded.close()
         OFFLOADED + "leave_closed(lambda: offloaded.save('model.safetensors'), is_writing)",
     ),
     (OFF_LOAD, "close"): (
-        "is finished, and returns",
+        "finishes, then returns",
         SMALL
         + LOADED
         + CLOSE

@@ -160,7 +160,7 @@ assert target["a"][1] == 2
         DCP + "leave(save, busy())",
     ),
     (DCP_LOAD, "close"): (
-        "raises torch's `CheckpointException`, or is finished",
+        "raises torch's `CheckpointException`, or finishes",
         DCP_SAVED
         + """
 soon(deepnvme.default_engine().close, busy())

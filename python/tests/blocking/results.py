@@ -3,10 +3,10 @@
 # By row and column: the documented result, and programs that show it.
 Cells = dict[tuple[str, str], tuple[str, ...]]
 
-FINISHED = "is finished, and returns"
-FIRST = "is finished first"
+FINISHED = "finishes, then returns"
+FIRST = "finishes first"
 CLOSED = "raises `ClosedError`"
-CLOSED_OR_FINISHED = "raises `ClosedError`, or is finished"
+CLOSED_OR_FINISHED = "raises `ClosedError`, or finishes"
 ENDS = "the process ends"
 GIVEN_UP = "raises `ClosedError` in its thread"
 LEFT = "raises; transfers that have not begun are cancelled"

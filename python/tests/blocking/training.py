@@ -105,7 +105,7 @@ in_child(run)
     ),
     (STREAM, "exit"): (ENDS, STREAMING + "leave(stream, busy())"),
     (FORWARD, "close"): (
-        "raises `ClosedError` at its next layer; a later call uses the model's own weights, or raises without any",
+        "raises `ClosedError` at its next layer; a later call computes with the weights that the model had before `stream`, or raises `ClosedError` on the meta device",
         STREAMED
         + """
 is_in_layer = threading.Event()
