@@ -105,8 +105,10 @@ in_child(run)
     ),
     (STREAM, "exit"): (ENDS, STREAMING + "leave(stream, busy())"),
     (FORWARD, "close"): (
-        "raises `ClosedError` at its next layer; a later call computes with the weights that the model had before "
-        "`stream`, or raises `ClosedError` on the meta device",
+        (
+            "raises `ClosedError` at its next layer; a later call computes with the weights that the model had before "
+            "`stream`, or raises `ClosedError` on the meta device"
+        ),
         STREAMED
         + """
 is_in_layer = threading.Event()
