@@ -113,10 +113,11 @@ impl PyRowStore {
         let engine = default::or_default(py, engine)?;
         let files = open(py, files)?;
         let scales = scales.map(|(place, name)| Ok::<_, PyErr>((place, scale_type(&name)?))).transpose()?;
-        let made = py.detach(|| {
+        let is_read = matches!(rows, RowsArgument::Packed(..)) || matches!(scales, Some((ScalesArgument::Table(_), _)));
+        let make = move |should_stop: &(dyn Fn() -> bool + Sync)| {
             let read = |(place, kind)| match place {
                 ScalesArgument::BehindRows(groups, row_bytes) => Ok(RowScales::behind_rows(kind, groups, row_bytes)),
-                ScalesArgument::Table(scales) => RowScales::read(&engine, &files, &table(scales)?, kind),
+                ScalesArgument::Table(scales) => RowScales::read(&engine, &files, &table(scales)?, kind, should_stop),
             };
             let scales = scales.map(read).transpose()?;
             let table = match rows {
@@ -124,7 +125,10 @@ impl PyRowStore {
                 RowsArgument::InPlace(ranges, row_bytes) => table((ranges, row_bytes))?,
             };
             RowStore::new(engine, files, table, scales, memory_bytes)
-        });
+        };
+        // Scales and checksums may be gigabytes.
+        let made =
+            if is_read { interruptible::run_stoppable_read_only(py, make)? } else { py.detach(|| make(&|| false)) };
         Ok(Self { opened: ParentOnly::new(Opened::new(made.map_err(|error| to_exception(py, &error))?)) })
     }
 

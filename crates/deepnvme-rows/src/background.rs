@@ -263,7 +263,11 @@ impl Queue {
             changed: Condvar::default(),
             is_cancelled: AtomicBool::new(false),
         });
-        self.push(&task)?;
+        if let Err(error) = self.push(&task) {
+            // Others may wait for its reads.
+            task.fail(error.clone());
+            return Err(error);
+        }
         Ok(task)
     }
 

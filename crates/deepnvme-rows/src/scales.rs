@@ -8,6 +8,7 @@ use deepnvme_io::mem::Buffer;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind};
 
 use crate::error::{Error, Result};
+use crate::staging::POLL_INTERVAL;
 use crate::table::Table;
 
 /// The type of a scale.
@@ -45,11 +46,18 @@ enum Place {
 }
 
 impl RowScales {
-    /// Reads all scales of a table. Each row of `table` has those of one row.
+    /// Reads all scales of a table. Each row of `table` has those of one row. Those of a large table take a while: ends
+    /// once `should_stop` says so.
     ///
     /// # Errors
-    /// `Io` if they cannot be read. `Invalid` if a row ends within a scale.
-    pub fn read(engine: &Arc<Engine>, files: &[VersionedFile], table: &Table, kind: ScaleType) -> Result<Self> {
+    /// `Io` if they cannot be read. `Invalid` if a row ends within a scale. `Interrupted`.
+    pub fn read(
+        engine: &Arc<Engine>,
+        files: &[VersionedFile],
+        table: &Table,
+        kind: ScaleType,
+        should_stop: &dyn Fn() -> bool,
+    ) -> Result<Self> {
         if !table.row_bytes().is_multiple_of(kind.bytes()) {
             let detail = format!("{} bytes for each row are no scales of {} bytes", table.row_bytes(), kind.bytes());
             return Err(Error::Invalid(detail));
@@ -66,7 +74,15 @@ impl RowScales {
             items.push(deepnvme_io::ReadItem { file: Arc::clone(file.file()), offset: range.offset, target });
             rest = after;
         }
-        let (parts, result) = engine.read_batch(items)?.wait();
+        let transfer = engine.read_batch(items)?;
+        while !transfer.wait_timeout(POLL_INTERVAL) {
+            transfer.check_process()?;
+            if should_stop() {
+                transfer.cancel();
+                return Err(Error::Interrupted);
+            }
+        }
+        let (parts, result) = transfer.wait();
         result?;
         drop(whole);
         let joined = parts.and_then(|parts| crate::fetch::join(parts, vec![rest]));

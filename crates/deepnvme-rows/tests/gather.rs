@@ -355,6 +355,31 @@ fn a_gather_that_returns_to_the_queue_after_a_close_ends() {
 }
 
 #[test]
+fn gathers_that_are_started_during_a_close_end() {
+    let model = Model::new(64, &[900], 19);
+    for turn in 0..200 {
+        let store = BackgroundStore::new(model.open(&engine(), 1 << 16).unwrap());
+        let rows: Vec<u64> = (0..300).collect();
+        // The table's thread runs.
+        let (first, _) = start(&store, &rows);
+        assert!(first.wait(Some(Duration::from_secs(60)), &|| false).unwrap());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_micros(turn));
+                store.close();
+            });
+            let started = std::iter::from_fn(|| {
+                let target = Buffer::zeroed(rows.len() * 64).unwrap().into_region();
+                store.start_gather(rows.clone(), target, None).ok()
+            });
+            for gather in started.collect::<Vec<_>>() {
+                assert!(gather.wait(Some(Duration::from_secs(60)), &|| false).unwrap(), "nobody does it");
+            }
+        });
+    }
+}
+
+#[test]
 fn cancelled_gathers_end_and_buffers_return() {
     let (model, store, rows) = far_more_rows_than_memory();
     for turn in 0..20 {

@@ -21,9 +21,31 @@ GATHER, RESULT = "`RowStore.gather`, `start_gather`", "`Gather.result`"
 PIN = "`RowStore.pin`"
 CREATE = "`RowStore.create`"
 VERIFY = "`RowStore.verify`"
-ROWS = (CREATE, GATHER, VERIFY, PIN, RESULT)
+OPEN = "making a `RowStore`"
+ROWS = (OPEN, CREATE, GATHER, VERIFY, PIN, RESULT)
 # Half of the rows that memory has room for.
 PINNING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\npin = lambda: table.pin(many)\n"
+
+# 2 GiB of scales, which the engine takes seconds to read.
+SCALED = """
+import json
+slow = deepnvme.Engine(backend="threads", workers=1, queue_depth=1, block_bytes=4096)
+def scaled(rows):
+    nbytes = 1024 * rows
+    tensors = {
+        "table": {"dtype": "I8", "shape": [rows, 1024], "data_offsets": [0, nbytes]},
+        "scales": {"dtype": "F32", "shape": [rows, 256], "data_offsets": [nbytes, 2 * nbytes]},
+    }
+    header = json.dumps(tensors).encode()
+    with open("scaled.safetensors", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 2 * nbytes)
+def make(engine=None):
+    return deepnvme.RowStore("scaled.safetensors", "table", scales="scales", memory="4GiB", engine=engine)
+def moves():
+    return slow.stats().bytes_read > 1 << 20
+"""
+LARGE = SCALED + "scaled(1 << 21)\n"
 
 PACKING = """
 deepnvme.default_engine()
@@ -43,6 +65,16 @@ moves = busy()
 """
 
 CELLS: Cells = {
+    (OPEN, "Ctrl-C"): (
+        "raises; reads that have not begun are cancelled",
+        LARGE + "ends_at_interrupt(lambda: make(slow), moves)\n"
+        "time.sleep(1)\nbefore = slow.stats().bytes_read\ntime.sleep(0.2)\nassert slow.stats().bytes_read == before",
+    ),
+    (OPEN, "fork"): (
+        "opens the table, with an engine of its own",
+        SCALED + "scaled(10)\nmake()\nin_child(lambda: make().gather([1]))",
+    ),
+    (OPEN, "exit"): (ENDS, LARGE + "leave(lambda: make(slow), moves)"),
     (VERIFY, "close"): (CLOSED, PACKED + "soon(table.close, moves)\nraises(errors.ClosedError, table.verify)"),
     (VERIFY, "Ctrl-C"): ("raises", PACKED + "ends_at_interrupt(table.verify, moves)"),
     (VERIFY, "fork"): (CLOSED, PACKED + "in_child(lambda: raises(errors.ClosedError, table.verify))"),

@@ -1,7 +1,9 @@
 //! Several threads gather, prefetch and pin rows of one table, and cancel or forget gathers at any point. Every gather
-//! that succeeds has the rows of the file, all others fail for a reason, and no buffer is lost.
+//! that succeeds has the rows of the file, all others fail for a reason, and no buffer is lost. One thread may close the
+//! table: every gather that was started ends nevertheless.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use deepnvme_file::{Target, VersionedFile};
 use deepnvme_io::Engine;
@@ -16,6 +18,8 @@ use super::{first_file, payload};
 
 /// Bytes of the file before the first row.
 const HEAD_BYTES: u64 = 100;
+/// Within this time, every gather ends.
+const ENDS_WITHIN: Duration = Duration::from_secs(600);
 
 struct Scenario {
     target: Target,
@@ -64,19 +68,34 @@ fn use_store(context: &Context, scenario: &Scenario, engine: &Arc<Engine>) -> Re
     }
     let store = BackgroundStore::new(store);
     let threads = rng.within(1..5);
+    let may_close = rng.chance(300);
     let outcomes = thread::scope(|scope| {
         let mut running = Vec::new();
         for index in 0..threads {
-            let user = User { context, scenario, store: &store, count, rng: context.rng(100 + index) };
+            let rng = context.rng(100 + index);
+            let user = User { context, scenario, store: &store, count, rng, may_close, started: Vec::new() };
             running.push(thread::Builder::new().spawn_scoped(scope, move || user.run()));
         }
         running.into_iter().map(|one| one.map(thread::ScopedJoinHandle::join)).collect::<Vec<_>>()
     });
     for outcome in outcomes {
         match outcome {
-            Ok(Ok(result)) => result?,
+            Ok(Ok((started, result))) => {
+                for gather in started {
+                    if !gather.wait(Some(ENDS_WITHIN), &|| false)? {
+                        context.fail("a gather does not end".into());
+                    }
+                }
+                match result {
+                    Err(Error::Closed) if may_close => {}
+                    other => other?,
+                }
+            }
             _ => context.fail("a thread panicked".into()),
         }
+    }
+    if may_close {
+        return Ok(());
     }
     // Had a buffer been lost, or a row been left in flight, this would wait forever.
     let all: Vec<u64> = (0..count).collect();
@@ -93,10 +112,18 @@ struct User<'a> {
     store: &'a BackgroundStore,
     count: u64,
     rng: Rng,
+    may_close: bool,
+    started: Vec<PendingGather>,
 }
 
 impl User<'_> {
-    fn run(mut self) -> Result<(), Error> {
+    /// Returns the gathers that were started, whatever has become of them.
+    fn run(mut self) -> (Vec<PendingGather>, Result<(), Error>) {
+        let result = self.use_table();
+        (self.started, result)
+    }
+
+    fn use_table(&mut self) -> Result<(), Error> {
         for _ in 0..self.rng.within(1..8) {
             let rows = self.pick();
             match self.rng.below(10) {
@@ -106,6 +133,7 @@ impl User<'_> {
                     check(self.context, self.scenario, &rows, &target);
                 }
                 3..7 => self.start(rows)?,
+                7 if self.may_close => self.store.close(),
                 7..9 => self.store.start_prefetch(rows, None)?,
                 _ => match self.store.store().pin(&rows, &|| false) {
                     // More rows than may be pinned.
@@ -132,7 +160,12 @@ impl User<'_> {
         let target = self.target(&rows);
         let seen = target.region();
         let pending = self.store.start_gather(rows.clone(), target, None)?;
+        self.started.push(pending.clone());
         (0..self.rng.below(20)).for_each(|_| thread::yield_now());
+        if self.rng.chance(200) {
+            // Begins with the gather, and gives it back.
+            pending.wait(None, &|| true)?;
+        }
         let is_cancelled = match self.rng.below(10) {
             0..2 => return Ok(()),
             2..4 => {
