@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use deepnvme_file::VersionedFile;
 use deepnvme_io::{Engine, Error as IoError, ErrorKind};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::blocks::{BlockLayout, ChecksumPlace};
 use crate::checksum_list::ChecksumList;
@@ -46,7 +46,7 @@ struct Description {
     hot: Option<Hot>,
 }
 
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Debug, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum DescribedPlace {
     Block,

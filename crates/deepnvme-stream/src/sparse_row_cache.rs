@@ -289,8 +289,8 @@ impl SparseRowCache {
         }
     }
 
-    /// Finds a row of the tensors that contain `row` that somebody used while it was not in memory. What they read was
-    /// not the row's bytes. Forgets this use, so that it is found once.
+    /// Finds a row that was used while it was not in memory, and so read as zeros, in the tensors that contain `row`. Each
+    /// use is found once.
     ///
     /// A use is found if it touched a page without cached rows. So it is found for rows of two pages or more, wherever
     /// they start, unless the use was restricted to their ends. `deepnvme_io::mem::sees_used_pages` says whether uses

@@ -5,7 +5,7 @@
   puts placeholders in their place otherwise, and notices forbidden changes.
 - ``passes`` follows a block through forward and backward. Autograd saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group.
-- ``activations``: the public function and class for what autograd saves. ``saved_tensors``: hooks that see it.
+- ``activations``: the public function and class for tensors that autograd saves. ``saved_tensors``: hooks for them.
 - ``state_dicts`` fills, loads and saves the state dicts of parameters on disk.
 """
 

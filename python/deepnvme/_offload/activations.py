@@ -1,4 +1,4 @@
-"""``deepnvme.offload_activations``: what autograd saves for the backward pass is on disk until then."""
+"""``deepnvme.offload_activations``: tensors that autograd saves stay on disk until the backward pass."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _Module = TypeVar("_Module", bound="nn.Module")
 
 # A view of less than this fraction of its base is stored alone.
 _WHOLE_FRACTION_MIN = 1 / 4
-# Idle buffers for tensors that are read take this part of the memory, and at most so many bytes.
+# Idle buffers, into which tensors are read, take this fraction of the memory, up to a number of bytes.
 _BUFFERS_DIVISOR, _BUFFERS_BYTES_MAX = 4, 64 << 20
 # Tensors on these devices can be moved.
 _DEVICES = frozenset(("cpu", "cuda"))
@@ -175,7 +175,7 @@ class ActivationOffload:
         self._stack().pop().__exit__()
 
     def wrap(self, module: _Module) -> _Module:
-        """Move what autograd saves in the calls of a module, until :meth:`close`.
+        """Move the tensors that autograd saves in the calls of a module, until :meth:`close`.
 
         Args:
             module: a block of a model, for example. Its ``forward`` is replaced.
@@ -407,7 +407,7 @@ def offload_activations(
     checksums: bool = False,
     engine: Engine | None = None,
 ) -> ActivationOffload:
-    """Move what autograd saves for the backward pass to disk, and read it back ahead of that pass.
+    """Move the tensors that autograd saves to disk, and read them back ahead of the backward pass.
 
     Use the result as a ``with`` block around the forward pass, or wrap single blocks of a model with its
     :meth:`~ActivationOffload.wrap`. Gradients are those of training in memory, bit for bit. It can be combined with
@@ -423,7 +423,7 @@ def offload_activations(
         bytes_min: smaller tensors stay in memory. Default 256 KiB.
         model: its parameters and buffers stay in memory. Not needed for parameters that get gradients, which always
             stay. Default: none.
-        checksums: checksum what is written, and compare it when it is read. Default False.
+        checksums: checksum the tensors when they are written, and verify them when they are read. Default False.
         engine: the engine to use. Default: the default engine.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Interrupts of calls by signal handlers and forks: whose an exception is, and locks that nothing leaves held.
+"""Calls that signal handlers and forks interrupt: exceptions of handlers, and locks that are free afterwards.
 
 A handler may raise any exception, in the middle of any call. Code that turns failures of its own calls into other
 errors, or goes on after them, must let those of a handler through.

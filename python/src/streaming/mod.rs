@@ -228,8 +228,7 @@ impl PySparseRowCache {
         py.detach(|| self.cache.acquire(&rows)).map_err(|error| to_exception(py, &error))
     }
 
-    /// Return a row of the tensors that contain ``row`` that was used while it was not in memory, or ``None``. Each use
-    /// is found once.
+    /// Find a row that was used while it was not in memory, in the tensors that contain ``row``. Each use is found once.
     fn find_use_of_missing_row(&self, py: Python<'_>, row: usize) -> PyResult<Option<usize>> {
         check_process(py, self.pid)?;
         Ok(py.detach(|| self.cache.find_use_of_missing_row(row))?)

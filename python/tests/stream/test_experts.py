@@ -116,23 +116,34 @@ def all_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "is_known", lambda _: True)
 
 
+def both(kind: type[Experts], folder: Path, streamed: Callable[..., Any]) -> tuple[Model, Any]:
+    """Make a model in memory, and the same one streamed."""
+    torch.manual_seed(0)
+    model = Model(kind).eval()
+    path = folder / "experts.safetensors"
+    save_file(model.state_dict(), path)
+    with torch.device("meta"):
+        empty = Model(kind).eval()
+    return model, streamed(empty, weights=path, memory=MEMORY)
+
+
+def assert_same(model: Model, other: Model) -> None:
+    """Compare the results for several tokens and selections."""
+    with torch.no_grad():
+        for seed in range(6):
+            torch.manual_seed(seed)
+            hidden, indices = torch.randn(3, WIDTH), torch.randint(0, EXPERTS // 2, (3, 1))
+            # Sums may differ in their last bits where the weights are aligned differently.
+            torch.testing.assert_close(other(hidden, indices), model(hidden, indices), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", [Experts, *OTHERS])
 def test_code_that_is_not_known_has_all_experts(
     kind: type[Experts], tmp_path: Path, streamed: Callable[..., Any]
 ) -> None:
-    torch.manual_seed(0)
-    model = Model(kind).eval()
-    path = tmp_path / "experts.safetensors"
-    save_file(model.state_dict(), path)
-    with torch.device("meta"):
-        empty = Model(kind).eval()
-    other = streamed(empty, weights=path, memory=MEMORY)
+    model, other = both(kind, tmp_path, streamed)
     assert other.streaming.row_cache is None
-    with torch.no_grad():
-        for seed in range(3):
-            torch.manual_seed(seed)
-            hidden, indices = torch.randn(3, WIDTH), torch.randint(0, EXPERTS // 2, (3, 1))
-            torch.testing.assert_close(other(hidden, indices), model(hidden, indices), rtol=1e-5, atol=1e-5)
+    assert_same(model, other)
 
 
 @pytest.mark.usefixtures("all_known")
@@ -143,20 +154,9 @@ def test_other_experts_are_noticed(
     streamed: Callable[..., Any],
     warnings_told: list[warnings.WarningMessage],
 ) -> None:
-    torch.manual_seed(0)
-    model = Model(kind).eval()
-    path = tmp_path / "experts.safetensors"
-    save_file(model.state_dict(), path)
-    with torch.device("meta"):
-        empty = Model(kind).eval()
-    other = streamed(empty, weights=path, memory=MEMORY)
+    model, other = both(kind, tmp_path, streamed)
     needs_all = kind not in (Experts, WithBiases)
-    with torch.no_grad():
-        for seed in range(6):
-            torch.manual_seed(seed)
-            hidden, indices = torch.randn(3, WIDTH), torch.randint(0, EXPERTS // 2, (3, 1))
-            # Sums may differ in their last bits where the weights are aligned differently.
-            torch.testing.assert_close(other(hidden, indices), model(hidden, indices), rtol=1e-5, atol=1e-5)
+    assert_same(model, other)
     names = [str(each.message) for each in warnings_told if "does not select" in str(each.message)]
     assert [name.split()[0] for name in names] == (["layers.0", "layers.1"] if needs_all else [])
     if not needs_all:

@@ -1,4 +1,4 @@
-"""A model's parameter whose rows are on disk: what is copied into it is recorded, and what is looked up is read."""
+"""A model's parameter whose rows are on disk. A copy into it records the place of its source; a look-up reads rows."""
 
 from __future__ import annotations
 
