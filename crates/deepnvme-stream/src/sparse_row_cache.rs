@@ -289,8 +289,8 @@ impl SparseRowCache {
         }
     }
 
-    /// Finds a row that was used while it was not in memory, and so read as zeros, in the tensors that contain `row`. Each
-    /// use is found once.
+    /// Returns whether a row of the tensors that contain `row` was used while it was not in memory, and so read as zeros.
+    /// Each use is found once.
     ///
     /// A use is found if it touched a page without cached rows. So it is found for rows of two pages or more, wherever
     /// they start, unless the use was restricted to their ends. `deepnvme_io::mem::sees_used_pages` says whether uses
@@ -298,10 +298,11 @@ impl SparseRowCache {
     ///
     /// # Errors
     /// That of `mincore`.
-    pub fn find_use_of_missing_row(&self, row: usize) -> io::Result<Option<usize>> {
+    pub fn was_missing_row_used(&self, row: usize) -> io::Result<bool> {
         // The lock keeps rows from being fetched or evicted meanwhile.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let page_bytes = self.memory.page_bytes();
+        let mut is_used = false;
         for tensor in self.tensors_of(row) {
             let rows = tensor.first_row..tensor.first_row + tensor.rows;
             let mut from = rows.start;
@@ -320,13 +321,13 @@ impl SparseRowCache {
                 if free.is_empty() {
                     continue;
                 }
-                if let Some(used) = self.memory.first_used_page(free.clone())? {
+                if self.memory.first_used_page(free.clone())?.is_some() {
                     self.memory.discard(free);
-                    return Ok(Some(first + used.saturating_sub(start) / tensor.row_bytes));
+                    is_used = true;
                 }
             }
         }
-        Ok(None)
+        Ok(is_used)
     }
 
     /// Counters since the cache was created; hits and waits count rows.

@@ -198,7 +198,7 @@ class RowCache:
             binding.bind(self._views[index])
             # A copy of a view in the result reads it. So the uses are looked for behind that.
             result = without_views(self._memory, call())
-            if self._cache.find_use_of_missing_row(self._firsts[index][0]) is not None:
+            if self._cache.was_missing_row_used(self._firsts[index][0]):
                 raise _UsesOtherExpertsError
             return refuse_backward(name, result)
 

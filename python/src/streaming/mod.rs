@@ -228,10 +228,10 @@ impl PySparseRowCache {
         py.detach(|| self.cache.acquire(&rows)).map_err(|error| to_exception(py, &error))
     }
 
-    /// Find a row that was used while it was not in memory, in the tensors that contain ``row``. Each use is found once.
-    fn find_use_of_missing_row(&self, py: Python<'_>, row: usize) -> PyResult<Option<usize>> {
+    /// Whether a row of the tensors that contain ``row`` was used while it was not in memory. Each use is found once.
+    fn was_missing_row_used(&self, py: Python<'_>, row: usize) -> PyResult<bool> {
         check_process(py, self.pid)?;
-        Ok(py.detach(|| self.cache.find_use_of_missing_row(row))?)
+        Ok(py.detach(|| self.cache.was_missing_row_used(row))?)
     }
 
     /// Release these rows.
@@ -260,7 +260,7 @@ pub(crate) fn _cacheable_bytes(py: Python<'_>, conversions: Vec<Vec<ConversionAr
     Ok(deepnvme_stream::cacheable_bytes(&groups))
 }
 
-/// Whether ``_SparseRowCache.find_use_of_missing_row`` finds uses on this system.
+/// Whether ``_SparseRowCache.was_missing_row_used`` finds uses on this system.
 #[pyfunction]
 pub(crate) fn _sees_used_pages() -> bool {
     deepnvme_mem::sees_used_pages()
