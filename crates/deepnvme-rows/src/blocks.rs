@@ -115,13 +115,26 @@ impl BlockLayout {
             ChecksumPlace::List => Some(computed),
         }
     }
+}
 
-    /// Returns whether the checksum of a block matches. A layout with a list needs it.
+/// Compares the blocks of one table with their checksums.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockChecker {
+    pub(crate) layout: BlockLayout,
+    /// The id of the table.
+    pub(crate) id: u64,
+    /// The checksums, if they are not in the blocks.
+    pub(crate) list: Option<ChecksumList>,
+}
+
+impl BlockChecker {
+    /// Returns whether the checksum of a block matches.
     #[must_use]
-    pub(crate) fn is_sound(&self, id: u64, number: u64, block: &[u8], list: Option<&ChecksumList>) -> bool {
-        let (content, inside) = block.split_at(self.block_bytes - self.checksums.bytes());
-        let stated = inside.first_chunk().map_or_else(|| list?.get(number), |sum| Some(u32::from_le_bytes(*sum)));
-        stated == Some(checksum_of(id, number, content))
+    pub(crate) fn is_sound(&self, number: u64, block: &[u8]) -> bool {
+        let (content, inside) = block.split_at(self.layout.block_bytes - self.layout.checksums.bytes());
+        let listed = || self.list.as_ref()?.get(number);
+        let stated = inside.first_chunk().map_or_else(listed, |sum| Some(u32::from_le_bytes(*sum)));
+        stated == Some(checksum_of(self.id, number, content))
     }
 }
 
@@ -181,20 +194,19 @@ mod tests {
         let layout = BlockLayout::plan(160);
         let mut block: Vec<u8> = (0..layout.block_bytes).map(|byte| (byte * 7) as u8).collect();
         assert_eq!(layout.seal(77, 9, &mut block), None);
-        assert!(layout.is_sound(77, 9, &block, None) && !layout.is_sound(77, 8, &block, None));
-        let listed = BlockLayout::plan(4096);
-        let sum = listed.seal(77, 1, &mut block).unwrap();
-        let list = ChecksumList::of(&[!sum, sum, !sum]).unwrap();
-        assert!(listed.is_sound(77, 1, &block, Some(&list)));
-        assert!(!layout.is_sound(78, 9, &block, None), "a block of another table");
-        let others = [(0, Some(&list)), (2, Some(&list)), (3, Some(&list)), (1, None)];
-        assert!(others.iter().all(|(number, list)| !listed.is_sound(77, *number, &block, *list)));
+        let inside = |id| BlockChecker { layout, id, list: None };
+        assert!(inside(77).is_sound(9, &block) && !inside(77).is_sound(8, &block));
+        assert!(!inside(78).is_sound(9, &block), "a block of another table");
+        let layout = BlockLayout::plan(4096);
+        let sum = layout.seal(77, 1, &mut block).unwrap();
+        let listed = |id, list| BlockChecker { layout, id, list };
+        let list = ChecksumList::of(&[!sum, sum, !sum]).ok();
+        assert!(listed(77, list.clone()).is_sound(1, &block));
+        assert!(!listed(78, list.clone()).is_sound(1, &block) && !listed(77, None).is_sound(1, &block));
+        assert!([0, 2, 3].iter().all(|number| !listed(77, list.clone()).is_sound(*number, &block)));
         for byte in 0..block.len() {
             block[byte] ^= 0x10;
-            assert!(
-                !layout.is_sound(77, 9, &block, None) && !listed.is_sound(77, 1, &block, Some(&list)),
-                "byte {byte}"
-            );
+            assert!(!inside(77).is_sound(9, &block) && !listed(77, list.clone()).is_sound(1, &block), "byte {byte}");
             block[byte] ^= 0x10;
         }
     }

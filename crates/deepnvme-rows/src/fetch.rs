@@ -6,8 +6,7 @@ use deepnvme_file::{FileChange, VersionedFile};
 use deepnvme_io::mem::{Buffer, RegionMut};
 use deepnvme_io::{Error as IoError, ErrorKind, Transfer};
 
-use crate::blocks::BlockLayout;
-use crate::checksum_list::ChecksumList;
+use crate::blocks::BlockChecker;
 use crate::error::{Error, Result};
 use crate::read_plan::Run;
 use crate::staging::{POLL_INTERVAL, Staging};
@@ -51,11 +50,7 @@ pub(crate) struct Reading {
 /// The blocks of a packed table that a read brings.
 #[derive(Debug)]
 pub(crate) struct BlockChecks {
-    pub(crate) blocks: BlockLayout,
-    /// The id of the table.
-    pub(crate) id: u64,
-    /// For blocks that do not contain their checksums.
-    pub(crate) checksums: Option<ChecksumList>,
+    pub(crate) checker: BlockChecker,
     /// The offset of the first block of the table.
     pub(crate) start: u64,
     /// The rows of the table.
@@ -66,13 +61,13 @@ pub(crate) struct BlockChecks {
 impl BlockChecks {
     /// Compares all blocks of a read with their checksums.
     pub(crate) fn check(&self, buffer: &[u8], files: &[VersionedFile]) -> Result<()> {
-        let block_bytes = self.blocks.block_bytes;
+        let block_bytes = self.checker.layout.block_bytes;
         for run in &self.runs {
             let first = (run.range.start - self.start) / block_bytes as u64;
             for (index, block) in buffer[run.start..run.start + run.len()].chunks(block_bytes).enumerate() {
                 let number = first + index as u64;
-                if block.len() < block_bytes || !self.blocks.is_sound(self.id, number, block, self.checksums.as_ref()) {
-                    let per_block = self.blocks.rows_per_block as u64;
+                if block.len() < block_bytes || !self.checker.is_sound(number, block) {
+                    let per_block = self.checker.layout.rows_per_block as u64;
                     let first = (number * per_block).min(self.rows);
                     return Err(Error::Checksum {
                         path: files[run.file].file().path().to_path_buf(),

@@ -369,10 +369,8 @@ impl RowStore {
             Ok(transfer) => {
                 let (files, staging) = (Arc::clone(&self.files), Arc::clone(&self.staging));
                 let rows = Arc::new(claimed);
-                let checks = self.table.blocks().map(|blocks| BlockChecks {
-                    blocks: *blocks,
-                    id: self.table.id(),
-                    checksums: self.table.checksums().cloned(),
+                let checks = self.table.checker().map(|checker| BlockChecks {
+                    checker,
                     start: self.table.ranges()[0].offset,
                     rows: self.table.rows(),
                     runs: plan.runs().to_vec(),

@@ -2,7 +2,7 @@
 
 use deepnvme_io::mem::PAGE_BYTES;
 
-use crate::blocks::{BlockLayout, ChecksumPlace};
+use crate::blocks::{BlockChecker, BlockLayout, ChecksumPlace};
 use crate::cache::ROWS_MAX;
 use crate::checksum_list::ChecksumList;
 use crate::error::{Error, Result};
@@ -112,14 +112,9 @@ impl Table {
         self.hot.as_ref()
     }
 
-    /// Returns the id of a packed table.
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
-    /// Returns the list of checksums.
-    pub(crate) fn checksums(&self) -> Option<&ChecksumList> {
-        self.checksums.as_ref()
+    /// Returns what compares the blocks of a packed table with their checksums.
+    pub(crate) fn checker(&self) -> Option<BlockChecker> {
+        self.blocks.map(|layout| BlockChecker { layout, id: self.id, list: self.checksums.clone() })
     }
 
     /// Returns the memory that the hot rows and the checksums take, in bytes.

@@ -105,14 +105,13 @@ impl RowStore {
     fn check(&self, range: Range<u64>, buffer: Option<&Buffer>) -> Result<()> {
         let first = self.table.ranges()[0];
         self.check_unchanged(first.file)?;
-        let (Some(blocks), Some(buffer)) = (self.table.blocks(), buffer) else {
+        let (Some(checker), Some(buffer)) = (self.table.checker(), buffer) else {
             let detail = "the engine did not return the buffer of a read; report this as a bug";
             return Err(IoError::new(ErrorKind::Io, "read", detail).into());
         };
         let run = Run { file: first.file, range, start: 0 };
-        let (rows, checksums) = (self.table.rows(), self.table.checksums().cloned());
-        BlockChecks { blocks: *blocks, id: self.table.id(), checksums, start: first.offset, rows, runs: vec![run] }
-            .check(buffer.as_slice(), &self.files)
+        let rows = self.table.rows();
+        BlockChecks { checker, start: first.offset, rows, runs: vec![run] }.check(buffer.as_slice(), &self.files)
     }
 }
 
