@@ -252,7 +252,8 @@ impl RowStore {
                 } else {
                     "at most half of the table can be pinned"
                 };
-                let detail = format!("{unpinned} more rows cannot be pinned: memory has room for {room}; {remedy}");
+                let more = if unpinned == 1 { "row" } else { "rows" };
+                let detail = format!("{unpinned} more {more} cannot be pinned: memory has room for {room}; {remedy}");
                 return Err(Error::Invalid(detail));
             }
             rest.retain(|row| !self.cache.pin(*row));
@@ -263,7 +264,8 @@ impl RowStore {
                 return Ok(());
             }
         }
-        Err(Error::Invalid(format!("{} rows were evicted before they were pinned; use more memory", rest.len())))
+        let verb = if rest.len() == 1 { "row was" } else { "rows were" };
+        Err(Error::Invalid(format!("{} {verb} evicted before the pin; use more memory", rest.len())))
     }
 
     /// Reads rows, in ascending order, into the cache, and calls `read` with each batch. Returns how many were left out

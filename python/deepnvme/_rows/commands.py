@@ -18,6 +18,7 @@ from deepnvme._rows.gather import check_ids
 from deepnvme._rows.locate import Located, list_tables
 from deepnvme._rows.named_table import NamedTable, as_argument, dtype_name, labelled, row_text, shape_text, size_text
 from deepnvme._utils.interrupts import is_of_handler
+from deepnvme._utils.metadata_file import open_regular
 from deepnvme._utils.terminal import printable, report_errors, say
 from deepnvme.errors import CorruptFileError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 
@@ -276,9 +277,10 @@ def _read_array(path: str) -> torch.Tensor:
         msg = f"{path}: numpy is needed for a .npy file; pip install numpy, or save the ids with torch.save"
         raise InvalidArgumentError(msg) from error
     try:
-        # A pickle could run code.
-        array: Any = np.load(path, allow_pickle=False)
-    except OSError:
+        with open_regular(Path(path)) as file:
+            # A pickle could run code.
+            array: Any = np.load(file, allow_pickle=False)
+    except (OSError, CorruptFileError):
         raise
     except MemoryError as error:
         msg = f"{path}: {error}"

@@ -172,6 +172,14 @@ def test_a_trace_may_have_the_other_byte_order(source: Path, tmp_path: Path, com
     assert command("inspect", tmp_path / "rows", "--json").answer["packed"]["hot_rows"] == 1
 
 
+@pytest.mark.parametrize("name", ["ids.npy", "ids.pt"])
+def test_a_pipe_is_no_trace(source: Path, tmp_path: Path, command: Callable[..., Done], name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    done = command("pack", source, tmp_path / "rows", "--tensor", "table", "--trace", tmp_path / name)
+    assert done.status in (1, 2)
+    assert "it is a pipe" in done.stderr
+
+
 def test_pack_replaces_no_file_of_its_source(tmp_path: Path, command: Callable[..., Done]) -> None:
     parts = {f"table.{index}": torch.randn(50, 8) for index in range(2)}
     deepnvme.save(parts, tmp_path / "model.safetensors", max_shard_bytes=1700)

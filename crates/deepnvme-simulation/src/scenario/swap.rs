@@ -1,12 +1,15 @@
 //! Several processes swap in the same folders, and some die. Each finds its own items, and no files of dead processes
 //! remain.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use deepnvme_io::fs;
 use deepnvme_simulation_runtime::thread;
-use deepnvme_swap::{Error, Swapper, SwapperOptions};
+use deepnvme_swap::{Error, FileRange, Swapper, SwapperOptions};
 use deepnvme_testkit::rng::Rng;
+use rustix::io::Errno;
 
 use super::context::Context;
 use super::folders::make_folders;
@@ -111,7 +114,11 @@ impl User<'_> {
                         .flush(version.map(|_| [key.as_str()]).as_ref().map(<[_; 1]>::as_slice), &mut || false)?;
                     version
                 }
-                300..600 if version.is_some() => self.check(&key, version)?,
+                300..400 if version.is_some() => {
+                    self.copy_through_file(&key, version)?;
+                    version
+                }
+                400..650 if version.is_some() => self.check(&key, version)?,
                 _ => self.put(&key, self.first_version + turn)?,
             };
             self.items[at].1 = now;
@@ -132,6 +139,26 @@ impl User<'_> {
             Ok(_) => self.context.fail(format!("{key} is an item, though its creation was abandoned")),
         }
         Ok(None)
+    }
+
+    /// Copies an item to an unnamed file, and from there to another key, as a saved and a restored state do.
+    fn copy_through_file(&mut self, key: &str, version: Option<u64>) -> Result<(), Error> {
+        let file = match fs::open_unnamed(&self.scenario.folders[0]) {
+            Ok(file) => file,
+            Err(Errno::OPNOTSUPP) => return Ok(()),
+            Err(errno) => return Err(deepnvme_io::Error::os("open", errno).into()),
+        };
+        let bytes = self.swapper.borrow(key, false, &mut || false)?.region().len();
+        // Blocks can be shared at some offsets only.
+        let offset = if self.rng.chance(500) { 4096 } else { self.rng.below(9000) };
+        self.swapper.export(key, file.as_fd(), offset, &mut || false)?;
+        let at = self.rng.below(self.items.len() as u64) as usize;
+        let range = FileRange { file: file.as_fd(), offset, bytes };
+        self.swapper.import(&self.items[at].0, "", &range, &mut || false)?;
+        self.items[at].1 = version;
+        self.check(&self.items[at].0, version)?;
+        self.check(key, version)?;
+        Ok(())
     }
 
     fn put(&self, key: &str, version: u64) -> Result<Option<u64>, Error> {
