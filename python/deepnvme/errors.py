@@ -281,8 +281,9 @@ class ChecksumError(Error, ValueError):
 class ChangedFileError(Error):
     """A file was replaced, truncated or modified after it was opened. ``filename`` says which.
 
-    It is a file of a streamed model, of a ``RowStore`` or of ``iterate_weights``. The file's identity, size and
-    modification time tell. A write in place goes unnoticed if the size stays and the old time is restored.
+    It is a file of a streamed model, of a ``RowStore``, of a load or of ``iterate_weights``. The file's identity, size
+    and modification time tell. A load reads the file that it has opened, so a file that has got the name since is no
+    change. A write in place goes unnoticed if the size stays and the old time is restored.
 
     Example:
         >>> layer = torch.nn.Linear(8, 8)

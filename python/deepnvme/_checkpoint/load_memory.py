@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import errno
 import mmap
-import weakref
-from collections import deque
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.dlpack
 
 from deepnvme._utils.devices import engine_reaches, relaxed_capture
+from deepnvme._utils.end_watch import EndWatch
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.tensors import pinned_empty
 from deepnvme.errors import OutOfMemoryError
@@ -141,11 +139,8 @@ class BufferPool:
     bytes_max: int
     acquired_bytes: int = 0
     _idle: list[_Allocation] = field(default_factory=list)
-    # By the number of the acquisition.
-    _in_use: dict[int, weakref.ref[memoryview]] = field(default_factory=dict)
-    _acquisitions: int = 0
-    # The callback of a freed view only appends here, since it runs in any thread.
-    _returned: deque[tuple[int, _Allocation]] = field(default_factory=deque)
+    # The views of acquired buffers, each with its buffer.
+    _in_use: EndWatch[_Allocation] = field(default_factory=EndWatch)
 
     def can_acquire(self, nbytes: int) -> bool:
         """Whether another buffer fits into the limit."""
@@ -168,10 +163,7 @@ class BufferPool:
             memory = _Allocation(nbytes, *allocate(nbytes))
         # A view for each acquisition: tensors refer to it, so it ends with the last of them.
         view = memoryview(memory.buffer)
-        self._acquisitions += 1
-        self._in_use[self._acquisitions] = weakref.ref(
-            view, partial(_return, self._returned, self._acquisitions, memory)
-        )
+        self._in_use.watch(view, memory)
         return PoolBuffer(nbytes, view, memory.start)
 
     def release(self, nbytes: int) -> None:
@@ -179,20 +171,13 @@ class BufferPool:
         self.acquired_bytes -= nbytes
 
     def _reclaim(self) -> None:
-        while self._returned:
-            number, memory = self._returned.popleft()
-            del self._in_use[number]
-            self._idle.append(memory)
+        self._idle.extend(self._in_use.ended())
         self._evict()
 
     def _evict(self) -> None:
         # The oldest first: requested sizes change slowly.
         while self._idle and self.acquired_bytes + sum(memory.nbytes for memory in self._idle) > self.bytes_max:
             del self._idle[0]
-
-
-def _return(returned: deque[tuple[int, _Allocation]], number: int, memory: _Allocation, _: object) -> None:
-    returned.append((number, memory))
 
 
 def allocate(nbytes: int, *, pin_memory: bool = False) -> tuple[Any, int]:

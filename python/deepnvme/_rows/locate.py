@@ -12,7 +12,7 @@ import torch
 
 from deepnvme._checkpoint.load_request import LoadRequest, SourceFile, find_files, storage_entries, tensor_entries
 from deepnvme._deepnvme import StripeSet
-from deepnvme._utils.public import names_text, shown, whole
+from deepnvme._utils.public import WHOLE_MAX, names_text, shown, whole
 from deepnvme._utils.tensors import checked_dtype
 from deepnvme._utils.terminal import printable
 from deepnvme.errors import ChangedFileError, InvalidArgumentError, UnsupportedError
@@ -155,6 +155,9 @@ def locate_raw(path: Any, shape: Any, dtype: torch.dtype, offset: int) -> Locate
     row_bytes = math.prod(row_shape) * dtype.itemsize
     if row_bytes == 0:
         msg = f"shape is {tuple(shape)}: its rows have no elements; a table has at least one column"
+        raise InvalidArgumentError(msg)
+    if rows * row_bytes > WHOLE_MAX:
+        msg = f"shape is {tuple(shape)}, which is {rows * row_bytes:,} bytes; no file is as large"
         raise InvalidArgumentError(msg)
     return Located([_kept(path)], [(0, whole(offset, "offset"), rows)], tuple(row_shape), dtype)
 

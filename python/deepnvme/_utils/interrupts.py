@@ -10,13 +10,14 @@ import functools
 import os
 import signal
 import threading
-import weakref
 from typing import TYPE_CHECKING, Any
+
+from deepnvme._utils.end_watch import EndWatch
 
 if TYPE_CHECKING:
     from types import CodeType
 
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_locks: EndWatch[None] = EndWatch()
 # Interval in seconds at which waiting threads check for Ctrl-C, which may have stopped the call that should wake them.
 POLL_INTERVAL_S = 0.05
 
@@ -52,7 +53,9 @@ def make_lock() -> threading.RLock:
     each is free in the child, unless the thread that forked holds it.
     """
     lock = threading.RLock()
-    _locks.add(lock)
+    for _ in _locks.ended():
+        pass
+    _locks.watch(lock, None)
     return lock
 
 
@@ -82,7 +85,7 @@ class SignalSafeEvent:
 
 
 def _free_all() -> None:
-    for lock in list(_locks):
+    for lock in _locks.living():
         if not lock._is_owned():  # noqa: SLF001 - as `threading` does for its own locks
             lock._at_fork_reinit()  # noqa: SLF001
 

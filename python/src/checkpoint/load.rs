@@ -171,8 +171,9 @@ impl CheckpointReader {
         let (reader, engine, offset) = (Arc::clone(&self.reader), Arc::clone(&self.engine), record.data_offset + start);
         let filled = memory.region();
         let read = interruptible::run_read_only(py, move || {
-            engine.read(reader.file(), offset, memory)?.wait().1?;
-            reader.verify_range(&engine, extent, start, &filled)
+            let read = engine.read(reader.file(), offset, memory).and_then(|transfer| transfer.wait().1);
+            let verified = read.map_err(Into::into).and_then(|_| reader.verify_range(&engine, extent, start, &filled));
+            reader.after_read(verified)
         })?;
         read.map_err(|error| to_exception(py, &error))
     }

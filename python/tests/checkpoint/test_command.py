@@ -56,6 +56,14 @@ def test_inspect_draws_a_tree_with_totals(tmp_path: Path, state: dict[str, torch
     assert everything.count("[30, 20]") == 6
 
 
+def test_inspect_of_a_name_with_many_parts(tmp_path: Path) -> None:
+    name = ".".join("a" * 200_000)
+    header = json.dumps({name: {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    (tmp_path / "deep.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"x")
+    found = deepnvme.inspect(tmp_path / "deep.safetensors")
+    assert [tensor["name"] for file in found["files"] for tensor in file["tensors"]] == [name]
+
+
 @pytest.mark.parametrize("suffix", ["pt", "safetensors"])
 def test_inspect_for_machines(tmp_path: Path, state: dict[str, torch.Tensor], suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"

@@ -264,3 +264,22 @@ def test_the_model_is_never_in_memory(tmp_path: Path, pair: tuple[str, str]) -> 
     command: list[str | Path] = [sys.executable, "-m", "deepnvme", "convert", source, target]
     done = subprocess.run([sys.executable, "-c", program, *command], capture_output=True, text=True, check=True)
     assert int(done.stdout.splitlines()[-1]) << 10 < 200_000_000
+
+
+def test_a_name_that_an_archive_cannot_have_replaces_nothing(tmp_path: Path) -> None:
+    deepnvme.save({"n" * 4097: torch.ones(3)}, tmp_path / "long.safetensors")
+    deepnvme.save({"old": torch.ones(3)}, tmp_path / "there.pt")
+    with pytest.raises(deepnvme.errors.UnsupportedError, match="more than 4096 bytes"):
+        deepnvme.convert(tmp_path / "long.safetensors", tmp_path / "there.pt")
+    assert list(deepnvme.load(tmp_path / "there.pt")) == ["old"]
+    deepnvme.save({"n" * 4096: torch.ones(3)}, tmp_path / "fits.safetensors")
+    deepnvme.convert(tmp_path / "fits.safetensors", tmp_path / "new.pt")
+    assert list(deepnvme.load(tmp_path / "new.pt")) == ["n" * 4096]
+
+
+@pytest.mark.parametrize("dims", [8, 25, 60])
+def test_many_dimensions(tmp_path: Path, dims: int) -> None:
+    tensor = torch.arange(2.0).reshape([1] * (dims - 1) + [2])
+    deepnvme.save({"a": tensor}, tmp_path / "a.safetensors")
+    deepnvme.convert(tmp_path / "a.safetensors", tmp_path / "a.pt")
+    assert torch.equal(deepnvme.load(tmp_path / "a.pt")["a"], tensor)

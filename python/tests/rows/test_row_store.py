@@ -482,3 +482,10 @@ def test_a_forked_child_opens_its_own(tmp_path: Path, table: torch.Tensor) -> No
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert torch.equal(gather.result(), table)
     store.close()
+
+
+def test_a_shape_that_no_file_has(tmp_path: Path, table: torch.Tensor) -> None:
+    raw(table, tmp_path / "x").close()
+    for shape in ((2**62, 2**62), (2**63 - 1, 2)):
+        with pytest.raises(ValueError, match="no file is as large"):
+            deepnvme.RowStore(tmp_path / "x", shape=shape, dtype=torch.float32, memory="1MB")

@@ -145,8 +145,15 @@ impl Loading {
     ///
     /// # Errors
     /// `Io`, `Damaged` with the offset, `Format` for a damaged header or sidecar, `NoChecksums` for a full verify of a
-    /// file without checksums, `HeaderLength` if headers must be read first, or `Interrupted`.
-    pub fn finish(mut self, verify: Verify, progress: &Progress) -> Result<()> {
+    /// file without checksums, `HeaderLength` if headers must be read first, `Changed` if the file was written to since
+    /// it was opened, or `Interrupted`.
+    pub fn finish(self, verify: Verify, progress: &Progress) -> Result<()> {
+        let reader = Arc::clone(&self.reader);
+        let result = self.finish_reads(verify, progress);
+        reader.after_read(result)
+    }
+
+    fn finish_reads(mut self, verify: Verify, progress: &Progress) -> Result<()> {
         progress.expect(self.requests.iter().map(|request| request.bytes).sum());
         if verify != Verify::Off {
             self.reader.check_metadata()?;

@@ -141,6 +141,22 @@ impl Reader {
         if stamps_of(&self.file)? == self.stamps { Ok(()) } else { Err(Error::Changed { path: self.path.clone() }) }
     }
 
+    /// Replaces the result of reads if the file was written to in the meantime: they got old bytes, new ones, or some
+    /// of both. Damage that checksums show stays damage.
+    ///
+    /// # Errors
+    /// That of the result; `Changed`, or `Io`.
+    pub fn after_read<T>(&self, result: Result<T>) -> Result<T> {
+        match result {
+            Ok(value) => self.check_unchanged().map(|()| value),
+            Err(Error::Io(error)) => Err(match self.check_unchanged() {
+                Err(changed @ Error::Changed { .. }) => changed,
+                _ => Error::Io(error),
+            }),
+            other => other,
+        }
+    }
+
     /// Returns whether the offset of every extent is certain. In an archive, [`resolve`](Self::resolve) makes it so.
     #[must_use]
     pub fn has_exact_offsets(&self) -> bool {

@@ -16,6 +16,9 @@ enum Leaf<'a> {
     Value(&'a PickledValue),
 }
 
+/// Levels of the tree of names. Names come from the file, and the tree is walked recursively.
+const LEVELS_MAX: usize = 100;
+
 /// A node in the tree of names, with its children in the order of the file.
 #[derive(Default)]
 struct Node<'a> {
@@ -111,7 +114,7 @@ pub fn draw_inspections(files: &[Inspection], depth: usize) -> String {
         let tensors = file.tensors.iter().map(|tensor| (&tensor.name, Leaf::Tensor(tensor)));
         let values = file.values.iter().map(|value| (&value.name, Leaf::Value(value)));
         for (name, leaf) in tensors.chain(values) {
-            let path: Vec<&str> = name.split('.').collect();
+            let path: Vec<&str> = name.splitn(LEVELS_MAX, '.').collect();
             root.add(&path, leaf);
         }
         root.draw(1, depth, &mut out);
