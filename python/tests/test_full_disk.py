@@ -278,3 +278,34 @@ def test_activations_stay_in_memory(small_disk: Path) -> None:
             if told:
                 assert "stay in memory, since they cannot be moved to disk" in str(told[0].message)
         assert 0 < activations.stats().tensors < 2 * 24
+
+
+def test_a_model_that_does_not_fit_is_as_before(small_disk: Path) -> None:
+    """The disk has room for neither the parameters nor the state: the model stays in memory, and can be trained."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(24)])
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(deepnvme.Error, match=r"(?i)no space|are needed|are free"):
+        deepnvme.offload(model, torch.optim.AdamW, memory="16MB", swap_dir=small_disk)
+    assert all(map(torch.equal, model.parameters(), before))
+    assert names(small_disk) == []
+    model(torch.randn(4, 1024)).square().mean().backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def test_a_disk_that_is_full_in_a_step(small_disk: Path) -> None:
+    """The parameters fit, gradients and state do not. The weights are those before the step."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)])
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    try:
+        model, optimizer = deepnvme.offload(model, torch.optim.AdamW, memory="4MB", swap_dir=small_disk)
+    except deepnvme.Error:
+        pytest.skip("the parameters do not fit")
+    with pytest.raises(deepnvme.Error, match=r"(?i)no space|are needed|are free"):
+        for _ in range(2):
+            model(torch.randn(4, 512)).square().mean().backward()
+            optimizer.step()
+    optimizer.close()
+    assert names(small_disk) == []
+    for parameter in model.parameters():
+        assert torch.isfinite(parameter).all()
+    assert len(before) == len([*model.parameters()])

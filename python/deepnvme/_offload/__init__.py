@@ -6,17 +6,23 @@
 - ``passes`` follows a block through forward and backward. Autograd saves references to weights, not their memory.
 - ``stepping`` runs an optimizer group by group.
 - ``activations``: the public function and class for tensors that autograd saves. ``saved_tensors``: hooks for them.
+- ``training``: the public function for all parts under one bound. ``plan``: its traffic. ``disk_speed`` measures.
 - ``state_dicts`` fills, loads and saves the state dicts of parameters on disk.
 """
 
 from deepnvme._offload.activations import ActivationOffload, ActivationStats, offload_activations
 from deepnvme._offload.begin import offload_parameters
 from deepnvme._offload.parameter_offload import ParameterOffload
+from deepnvme._offload.plan import OffloadPlan, PartPlan
+from deepnvme._offload.training import offload
 
 __all__ = [
     "ActivationOffload",
     "ActivationStats",
+    "OffloadPlan",
     "ParameterOffload",
+    "PartPlan",
+    "offload",
     "offload_activations",
     "offload_parameters",
 ]

@@ -6,6 +6,7 @@ import functools
 import itertools
 import threading
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -22,8 +23,10 @@ from deepnvme._offload.saved_tensors import (
     kept_tensor,
     outer_hooks,
 )
+from deepnvme._swap.shared import SwapperPart
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.devices import relaxed_capture_for
+from deepnvme._utils.end_watch import EndWatch
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 from deepnvme._utils.public import parse_bytes, public, warn_caller
 from deepnvme.errors import ClosedError, Error
@@ -76,16 +79,12 @@ class ActivationStats:
 
 
 class _Stored:
-    """Bytes of a storage in the swapper. They are deleted with the last saved tensor that needs them."""
+    """Bytes of a storage in the swapper. They are deleted after the last saved tensor that needs them."""
 
-    __slots__ = ("__weakref__", "_owner", "key", "nbytes", "start")
+    __slots__ = ("__weakref__", "key", "nbytes", "start")
 
-    def __init__(self, owner: ActivationOffload, key: str, start: int, nbytes: int) -> None:
-        self._owner = owner
+    def __init__(self, key: str, start: int, nbytes: int) -> None:
         self.key, self.start, self.nbytes = key, start, nbytes
-
-    def __del__(self) -> None:
-        self._owner._drop(self.key)  # noqa: SLF001
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,9 @@ class ActivationOffload:
         >>> activations.close()
     """
 
-    def __init__(self, swapper: Swapper, buffers: BufferPool, bytes_min: int, model: nn.Module | None) -> None:
+    def __init__(
+        self, swapper: Swapper | SwapperPart, buffers: BufferPool, bytes_min: int, model: nn.Module | None
+    ) -> None:
         self._swapper = swapper
         self._buffers = buffers
         self._bytes_min = bytes_min
@@ -157,6 +158,8 @@ class ActivationOffload:
         # The keys in the order in which they were stored.
         self._order: dict[str, None] = {}
         self._known: dict[int, _Known] = {}
+        # The stored bytes that saved tensors need, each with its key.
+        self._needed: EndWatch[str] = EndWatch()
         # Whether something was stored since the order of the backward pass was set.
         self._is_unordered = False
         self._entered = threading.local()
@@ -204,6 +207,7 @@ class ActivationOffload:
 
     def stats(self) -> ActivationStats:
         """Return the counters so far. They stay readable after :meth:`close`."""
+        self._drop_ended()
         with self._lock:
             counts = (self._moved, self._shared, self._kept, self._stored_bytes, len(self._order))
         return ActivationStats(*counts, self._swapper.stats())
@@ -216,6 +220,12 @@ class ActivationOffload:
         while self._undo:
             self._undo.pop()()
         self._swapper.close()
+
+    def _restart_keys(self) -> None:
+        """Use the keys of the last step again, so that the order of that step applies to the next one."""
+        self._drop_ended()
+        with self._lock:
+            self._numbers = itertools.count()
 
     def __repr__(self) -> str:
         counts = self.stats()
@@ -283,6 +293,7 @@ class ActivationOffload:
             return stored
 
     def _store(self, tensor: torch.Tensor, start: int, nbytes: int) -> _Stored | None:
+        self._drop_ended()
         storage, root = tensor.untyped_storage(), _root(tensor)
         root_bytes = _span_bytes(root)
         if root_bytes * _WHOLE_FRACTION_MIN <= nbytes < root_bytes:
@@ -290,17 +301,22 @@ class ActivationOffload:
             start, nbytes = int(root.storage_offset()) * root.itemsize, root_bytes
         source = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, start, (nbytes,), (1,))
         version = tensor._version  # noqa: SLF001
-        key = str(next(self._numbers))
+        with self._lock:
+            key = next(key for key in map(str, self._numbers) if key not in self._order)
+            self._order[key] = None
         try:
             self._swapper.put(key, source)
-        except (Error, MemoryError) as error:
-            if is_of_handler(error) or isinstance(error, ClosedError):
+        except BaseException as error:
+            self._order.pop(key, None)
+            # A wait for memory that the caller itself holds is a `RuntimeError`.
+            is_expected = isinstance(error, Error | MemoryError | RuntimeError) and not isinstance(error, ClosedError)
+            if not is_expected or is_of_handler(error):
                 raise
             self._warn(error)
             return None
-        stored = _Stored(self, key, start, nbytes)
+        stored = _Stored(key, start, nbytes)
+        self._needed.watch(stored, key)
         with self._lock:
-            self._order[key] = None
             self._is_unordered = True
             self._stored_bytes += nbytes
             alive: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
@@ -317,6 +333,7 @@ class ActivationOffload:
             warn_caller(f"activations stay in memory, since they cannot be moved to disk: {error}")
 
     def _read(self, saved: _MovedTensor) -> torch.Tensor:
+        self._drop_ended()
         with self._lock:
             order = list(reversed(self._order)) if self._is_unordered else None
             self._is_unordered = False
@@ -326,8 +343,12 @@ class ActivationOffload:
         # Without autograd: a backward pass with `create_graph` must not record this.
         with torch.no_grad():
             memory = self._allocate(saved.nbytes, saved.device)
-            with relaxed_capture_for(saved.device), self._swapper.borrow(saved.stored.key, shared=True) as held:
-                memory.copy_(held[saved.start : saved.start + saved.nbytes])
+            if saved.device.type == "cpu":
+                # One that is on disk needs no memory of the swapper, which may have no room beside what others hold.
+                self._swapper.read(saved.stored.key, saved.start, memory)
+            else:
+                with relaxed_capture_for(saved.device), self._swapper.borrow(saved.stored.key, shared=True) as held:
+                    memory.copy_(held[saved.start : saved.start + saved.nbytes])
             flat = torch.empty(0, dtype=saved.dtype, device=saved.device)
             return flat.set_(memory.untyped_storage(), 0, saved.shape, saved.stride)
 
@@ -343,14 +364,14 @@ class ActivationOffload:
             self._buffers.release(nbytes)
         return torch.frombuffer(buffer.view, dtype=torch.uint8, count=nbytes, offset=buffer.start)
 
-    def _drop(self, key: str) -> None:
-        """Delete stored bytes. The collector may call this at any moment, in any thread and process."""
-        self._order.pop(key, None)
-        try:
-            self._swapper.delete(key)
-        except (Error, KeyError):
-            # They are gone with the swapper, or belong to the parent process.
-            return
+    def _drop_ended(self) -> None:
+        """Delete stored bytes that no saved tensor needs."""
+        for key in self._needed.ended():
+            # They may be gone with the swapper, or belong to the parent process.
+            with suppress(Error, KeyError):
+                self._swapper.delete(key)
+            # Last: the key may be used again from here on.
+            self._order.pop(key, None)
 
 
 def _can_move(tensor: torch.Tensor) -> bool:

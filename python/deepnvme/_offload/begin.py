@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deepnvme._deepnvme import Engine
+    from deepnvme._swap.shared import SwapperPart
 
 
 @public
@@ -74,9 +75,19 @@ def offload_parameters(
         ...     optimizer.zero_grad()
         >>> offloading.close()
     """
-    _check_module(model)
+    check_module(model, "offload_parameters")
     nbytes = parse_bytes(memory)
     check_available(nbytes)
+    prepare(model)
+    return begin(model, nbytes, Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine))
+
+
+def prepare(model: nn.Module) -> None:
+    """Replace parameters on the meta device, and check that all parameters can be moved.
+
+    Raises:
+        UnsupportedError: a parameter cannot be moved, or was moved before.
+    """
     earlier = getattr(model, "offloading", None)
     if isinstance(earlier, ParameterOffload) and not earlier.is_closed:
         raise UnsupportedError(
@@ -95,7 +106,10 @@ def offload_parameters(
             raise UnsupportedError(
                 f"{name} is not one block of memory (sparse, nested or quantised) and cannot be offloaded"
             )
-    swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums, engine=engine)
+
+
+def begin(model: nn.Module, nbytes: int, swapper: Swapper | SwapperPart) -> ParameterOffload:
+    """Move the parameters of a prepared model. The swapper is closed with the result, or on an error."""
     try:
         offloaded = ParameterOffload(model, nbytes, swapper)
     except BaseException:
@@ -137,6 +151,7 @@ def _replace_meta_parameters(model: nn.Module) -> None:
             module._parameters[name] = made[parameter]  # noqa: SLF001
 
 
-def _check_module(model: object) -> None:
+def check_module(model: object, function: str) -> None:
+    """Raise ``TypeError`` if the argument of a function is no module."""
     if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"offload_parameters takes a torch.nn.Module, not {type(model).__name__}")
+        raise TypeError(f"{function} takes a torch.nn.Module, not {type(model).__name__}")

@@ -122,26 +122,43 @@ def find_blocks(root: nn.Module, memory: int) -> list[Block]:
     Raises:
         MemoryError: a block needs more than that.
     """
-    blocks = _partitioned(root, memory)
-    largest = _largest(blocks)
-    if largest is not None and largest.nbytes > memory:
-        enough = largest.nbytes
-        # With more memory, blocks may be larger.
-        while (other := _largest(_partitioned(root, enough))) is not None and other.nbytes > enough:
-            enough = other.nbytes
-        name = largest.name or f"the model itself ({type(root).__name__})"
+    blocks = partitioned(root, memory)
+    lacking = find_shortage(root, blocks, memory)
+    if lacking is not None:
         raise MemoryError(
-            f"memory={memory} is too little: {name} alone needs {largest.nbytes:,} bytes; memory={enough} is enough, "
-            "and with three times that, the next block can be loaded while one computes"
+            f"memory={memory} is too little: {lacking.name} alone needs {lacking.nbytes:,} bytes; "
+            f"memory={lacking.enough} is enough, and with three times that, the next block can be loaded while one "
+            "computes"
         )
     return blocks
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """The largest block, which exceeds the memory, and how much is enough."""
+
+    name: str
+    nbytes: int
+    enough: int
+
+
+def find_shortage(root: nn.Module, blocks: list[Block], memory: int) -> Shortage | None:
+    """Return how much memory is enough for the largest block, if there is less."""
+    largest = _largest(blocks)
+    if largest is None or largest.nbytes <= memory:
+        return None
+    enough = largest.nbytes
+    # With more memory, blocks may be larger.
+    while (other := _largest(partitioned(root, enough))) is not None and other.nbytes > enough:
+        enough = other.nbytes
+    return Shortage(largest.name or f"the model itself ({type(root).__name__})", largest.nbytes, enough)
 
 
 def _largest(blocks: list[Block]) -> Block | None:
     return max(blocks, key=lambda block: block.nbytes, default=None)
 
 
-def _partitioned(root: nn.Module, memory: int) -> list[Block]:
+def partitioned(root: nn.Module, memory: int) -> list[Block]:
     """Find the blocks, even those that need more than the memory."""
     sizes = {id(parameter): parameter.nbytes for parameter in root.parameters() if parameter.nbytes > 0}
     limits = Limits(

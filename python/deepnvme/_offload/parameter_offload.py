@@ -19,7 +19,6 @@ from deepnvme._offload.passes import BlockRunner, save_references
 from deepnvme._offload.residence import Residence, fingerprint
 from deepnvme._offload.state_dicts import ShardSaver, fill_state_dicts, load_hooks_done
 from deepnvme._offload.stepping import OptimizerStepper
-from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.closing import ClosesAtEnd
 from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.public import parse_bytes, public
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from deepnvme._offload.groups import ParameterGroup
+    from deepnvme._swap.shared import SwapperPart
+    from deepnvme._swap.swapper import Swapper
     from deepnvme._swap.values import SwapStats
     from deepnvme._utils.terminal import ProgressArgument
 
@@ -50,7 +51,7 @@ class ParameterOffload(ClosesAtEnd):
         ...     size = model.offloading.save("model.safetensors")
     """
 
-    def __init__(self, model: nn.Module, memory: int, swapper: Swapper) -> None:
+    def __init__(self, model: nn.Module, memory: int, swapper: Swapper | SwapperPart) -> None:
         self.memory_bytes = memory
         self._model = weakref.ref(model)
         self._blocks = find_blocks(model, memory)
@@ -61,6 +62,8 @@ class ParameterOffload(ClosesAtEnd):
         self._residence = Residence(swapper, self._groups)
         self._runner = BlockRunner(self._residence, self._on_group_done)
         self._steppers: list[weakref.ref[OptimizerStepper]] = []
+        # Called at the end of each step.
+        self._on_step_end: Callable[[], object] | None = None
         self._undo: list[Callable[[], object]] = []
         self.is_closed = False
         # Reentrant, because a signal handler may also close it.
@@ -70,6 +73,10 @@ class ParameterOffload(ClosesAtEnd):
 
     def _begin(self, model: nn.Module) -> None:
         """Move the parameters to disk. ``close`` undoes it, even after an error or an interrupt at any point."""
+        for parameter in model.parameters():
+            if id(parameter) not in self._group_of and parameter.numel() > 1 and not any(parameter.stride()):
+                # A parameter that was on the meta device, and stays in memory: one zero stands for all of its elements.
+                parameter.data = torch.zeros(parameter.shape, dtype=parameter.dtype)
         for group in self._groups:
             self._residence.offload(group)
         for block in self._blocks:
@@ -181,7 +188,7 @@ class ParameterOffload(ClosesAtEnd):
             self._group_of,
             in_backward=in_backward,
             on_begin=self._runner.end_failed,
-            on_end=self._runner.end_step,
+            on_end=self._end_step,
         )
         try:
             self._steppers.append(weakref.ref(stepper))
@@ -189,6 +196,11 @@ class ParameterOffload(ClosesAtEnd):
         except BaseException:
             stepper.close()
             raise
+
+    def _end_step(self) -> None:
+        self._runner.end_step()
+        if self._on_step_end is not None:
+            self._on_step_end()
 
     def _attached(self) -> Iterator[OptimizerStepper]:
         for known in self._steppers:

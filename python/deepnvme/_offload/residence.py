@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from deepnvme._offload.groups import Member, ParameterGroup
+    from deepnvme._swap.shared import SwapperPart
     from deepnvme._swap.swapper import Swapper
     from deepnvme._swap.values import Borrowed
 
@@ -61,7 +62,7 @@ class Residence:
         groups: all groups.
     """
 
-    def __init__(self, swapper: Swapper, groups: Iterable[ParameterGroup]) -> None:
+    def __init__(self, swapper: Swapper | SwapperPart, groups: Iterable[ParameterGroup]) -> None:
         self.swapper = swapper
         self._lock = make_lock()
         self._held: dict[ParameterGroup, _Held] = {}

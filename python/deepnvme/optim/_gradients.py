@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from deepnvme._deepnvme import Kernel
     from deepnvme._swap import Swapper
+    from deepnvme._swap.shared import SwapperPart
     from deepnvme.optim._layout import Placement, StateGroup, StateLayout
     from deepnvme.optim._state_store import StateKind
 
@@ -47,7 +48,7 @@ class SwappedGradients:
 
     def __init__(
         self,
-        swapper: Swapper,
+        swapper: Swapper | SwapperPart,
         layout: StateLayout,
         kernel: Kernel,
         *,

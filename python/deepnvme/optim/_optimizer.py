@@ -15,6 +15,7 @@ from deepnvme.optim._running_step import StepPlans, StepProgress
 from deepnvme.optim._state_store import FORMATS, FP32, MASTER, MemoryStore, StateKind, StateStore
 
 if TYPE_CHECKING:
+    from deepnvme._offload.plan import OffloadPlan
     from deepnvme._swap import SwapStats
     from deepnvme.optim._swap_store import SwapStore
 
@@ -29,6 +30,7 @@ class OptimizerBase(torch.optim.Optimizer):
     _store: StateStore
     # Whether parameters have a step count.
     _counts_steps = True
+    _make_plan: Callable[[], OffloadPlan] | None = None
 
     def __init__(
         self,
@@ -68,11 +70,10 @@ class OptimizerBase(torch.optim.Optimizer):
         }
         self._set_up()
         if swap_dir is not None and memory is not None:
-            from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
+            from deepnvme.optim._swap_store import open_store  # noqa: PLC0415
 
-            self._store = store = SwapStore(
-                swap_dir, memory, checksums=checksums, kernel=self._kernel if swap_gradients else None
-            )
+            kernel = self._kernel if swap_gradients else None
+            self._store = store = open_store(swap_dir, memory, checksums=checksums, kernel=kernel)
             if swap_gradients:
                 self._watch(store)
         # State that torch's constructor has created.
@@ -126,6 +127,11 @@ class OptimizerBase(torch.optim.Optimizer):
     def has_unfinished_step(self) -> bool:
         """Whether a step was stopped half way, by the disk or by Ctrl-C. The next call of ``step`` goes on with it."""
         return self._progress is not None
+
+    @property
+    def plan(self) -> OffloadPlan | None:
+        """What a step moves over the disk, for an optimizer of :func:`deepnvme.offload`. ``None`` for any other."""
+        return None if self._make_plan is None else self._make_plan()
 
     # Hooks of each algorithm.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from deepnvme._swap import Swapper
+from deepnvme._swap.shared import SwapperPart
 from deepnvme._utils.public import parse_bytes
 from deepnvme.errors import ClosedError, InvalidArgumentError
 from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
@@ -16,7 +17,6 @@ from deepnvme.optim._layout import StateLayout
 from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, decode, encode, flat, with_strides_of
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Mapping, Sequence
 
     from deepnvme._deepnvme import Kernel
@@ -31,29 +31,35 @@ _GROUP_MEMORY_FRACTION, _GROUP_BYTES_MAX = 1 / 8, 64 << 20
 _TRACE_MAX = 1 << 20
 
 
-class SwapStore:
-    """State in a swap file with bounded memory.
+def open_store(swap_dir: Any, memory: str | int, *, checksums: bool, kernel: Kernel | None) -> SwapStore:
+    """Open a store of its own in folders, or in a part of a shared swapper.
 
     Args:
-        swap_dir: folder of the swap file; several folders, one per drive.
+        swap_dir: folder of the swap file; several folders, one per drive; or the part.
         memory: bytes for state, and for gradients on disk.
         checksums: checksum everything that is written, and verify it when it is read.
         kernel: for gradients on disk; ``None`` keeps gradients in memory.
     """
+    nbytes = parse_bytes(memory)
+    is_part = isinstance(swap_dir, SwapperPart)
+    swapper = swap_dir if is_part else Swapper(swap_dir, memory=nbytes, checksums=checksums)
+    return SwapStore(swapper, nbytes, kernel=kernel)
 
-    def __init__(
-        self,
-        swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-        memory: str | int,
-        *,
-        checksums: bool,
-        kernel: Kernel | None,
-    ) -> None:
-        nbytes = parse_bytes(memory)
+
+class SwapStore:
+    """State in a swap file with bounded memory.
+
+    Args:
+        swapper: contains the state. The store closes it.
+        nbytes: its memory in bytes, of which a group of state takes a fraction.
+        kernel: for gradients on disk; ``None`` keeps gradients in memory.
+    """
+
+    def __init__(self, swapper: Swapper | SwapperPart, nbytes: int, *, kernel: Kernel | None) -> None:
         self._is_closed = False
         # Changes when state gets other places.
         self.generation = 0
-        self.swapper = Swapper(swap_dir, memory=nbytes, checksums=checksums)
+        self.swapper = swapper
         group_bytes = min(int(nbytes * _GROUP_MEMORY_FRACTION), _GROUP_BYTES_MAX)
         self.layout = StateLayout(group_bytes, with_gradients=kernel is not None)
         self.gradients = None

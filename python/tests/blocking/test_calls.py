@@ -18,6 +18,7 @@ from . import (
     engine,
     frameworks,
     handles,
+    joint,
     lookups,
     offloader,
     offloading,
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
 COLUMNS = ("cancel", "timeout", "close", "Ctrl-C", "fork", "exit")
 MODULES = (
     engine, handles, checkpoints, readers, commands, swapping, rows, lookups, training, offloading, frameworks,
-    offloader,
+    offloader, joint,
 )  # fmt: skip
 ROWS = [row for module in MODULES for row in module.ROWS]
 CELLS = {cell: tested for module in MODULES for cell, tested in module.CELLS.items()}

@@ -153,3 +153,14 @@ def test_a_saved_path_and_a_folder_of_the_usual_name_load(tmp_path: Path, max_sh
         else:
             with pytest.raises(deepnvme.errors.NotFoundError, match="name a file in it"):
                 deepnvme.load(folder, lazy=True)
+
+
+def test_small_parameters_that_stay_in_memory_have_memory_of_their_own(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        model = nn.Sequential(*[nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 512)) for _ in range(4)])
+    offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=tmp_path)
+    state = {name: torch.randn(one.shape) for name, one in model.named_parameters()}
+    offloading.load_state_dict(state)
+    for name, one in model.state_dict().items():
+        assert torch.equal(one, state[name]), name
+    offloading.close()
