@@ -292,6 +292,13 @@ class Swapper(ClosesAtEnd):
             OSError: it cannot be read.
             TypeError: ``out`` is not a tensor, or not one block of memory (sparse, nested, quantised).
             ValueError: the part exceeds the tensor.
+
+        Example:
+            >>> swapper = deepnvme.Swapper(".", memory="1MB")
+            >>> swapper.put("moment", torch.arange(4.0))
+            >>> swapper.read("moment", 8, torch.empty(2))
+            tensor([2., 3.])
+            >>> swapper.close()
         """
         check_tensor(out)
         offset = whole(offset, "offset")
@@ -402,6 +409,18 @@ class Swapper(ClosesAtEnd):
             MemoryError: the tensor is larger than the swapper's ``memory``.
             RuntimeError: this thread has borrowed the tensor that this one replaces.
             ClosedError: the swapper was closed.
+
+        Example:
+            >>> deepnvme.write(torch.arange(4.0), "moment.bin")
+            16
+            >>> swapper = deepnvme.Swapper(".", memory="1MB")
+            >>> with open("moment.bin", "rb") as file:
+            ...     moved = swapper.import_("moment", file.fileno(), 0, 16, dtype=torch.float32)
+            >>> sum(moved.values())
+            16
+            >>> swapper.read("moment", 8, torch.empty(2))
+            tensor([2., 3.])
+            >>> swapper.close()
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, checked_dtype(dtype), shape)
