@@ -22,7 +22,7 @@ KEEP = "`RowStore.keep`"
 CREATE = "`RowStore.create`"
 VERIFY = "`RowStore.verify`"
 OPEN = "making a `RowStore`"
-ROWS = (OPEN, CREATE, GATHER, VERIFY, PIN, RESULT)
+ROWS = (OPEN, CREATE, GATHER, VERIFY, KEEP, RESULT)
 # Half of the rows that memory has room for.
 KEEPING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\nkeep = lambda: table.keep(many)\n"
 
