@@ -39,11 +39,11 @@ def main(folder: Path, timeline: Path) -> None:
             deepnvme.span(f"layer {index}", "compute", started, time.monotonic_ns())
 
     summary = trace.summary()
-    print(f"{summary['transfers']} transfers, {summary['bytes_read'] / 1e6:.0f} MB, in {summary['seconds']:.3f} s")
+    print(f"{summary['ops']} ops, {summary['bytes_read'] / 1e6:.0f} MB, in {summary['seconds']:.3f} s")
     print(f"the drive was busy for {summary['disk_busy_s']:.3f} s")
     for lane in summary["lanes"]:
         print(f"{lane['name']}: {lane['spans']} spans, {lane['busy_s']:.3f} s")
-        print(f"  {lane['beside_disk']:.0%} of that while the drive worked")
+        print(f"  {lane['disk_overlap']:.0%} of that while the drive worked")
     print(f"{timeline.name}: {timeline.stat().st_size / 1e3:.0f} kB, open it in a browser")
 
 

@@ -35,8 +35,8 @@ def text(rows: list[RowResult]) -> str:
     found = ["targets", *(str(verdict) for verdict in judge(rows))]
     for row in rows:
         for kind, metrics in row.metrics.items():
-            hidden = metrics.get("copies_hidden")
-            said = f"{hidden:.1%} of copying overlapped with the disk" if hidden is not None else "no copies"
+            overlap = metrics.get("disk_overlap")
+            said = f"{overlap:.1%} of copying overlapped with the disk" if overlap is not None else "no copies"
             found.append(f"timeline of a {kind}: {metrics.get('failed', said)}")
     found += ["", "tools that did not run"]
     found += [f"{row.key:10} {name}: {why}" for row in rows for name, why in row.left_out.items()]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _KEPT = (
     "seconds",
-    "transfers",
+    "ops",
     "bytes_read",
     "bytes_written",
     "bytes_bounced",
@@ -25,7 +25,7 @@ _KEPT = (
     "copies",
     "bytes_copied",
     "copies_busy_s",
-    "copies_hidden",
+    "disk_overlap",
 )
 
 

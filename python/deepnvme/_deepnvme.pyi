@@ -209,7 +209,7 @@ class Engine:
         """Maximum bytes of an op."""
     @property
     def submit(self) -> Literal["batch", "single"]:
-        """Whether several transfers are submitted per system call: ``"batch"`` or ``"single"``."""
+        """Whether several ops are submitted per system call: ``"batch"`` or ``"single"``."""
     @property
     def window(self) -> Literal["sliding", "drain"]:
         """Refill policy of the queue: ``"sliding"`` or ``"drain"``."""
@@ -336,7 +336,7 @@ class Engine:
     def read_batch(self, items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
         """Read many tensors as one request, and wait for them.
 
-        Adjacent ranges of a file are merged into large transfers. Thousands of small tensors are then about as fast as one
+        Adjacent ranges of a file are merged into large ops. Thousands of small tensors are then about as fast as one
         tensor of the same size.
 
         Args:
@@ -534,13 +534,13 @@ class Trace:
 
         The dictionary that this returns contains:
 
-        - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
+        - ``seconds``, ``requests``, ``ops``, ``bytes_read`` and ``bytes_written``; of these bytes,
           ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
-        - ``disk_busy_s``: time with a transfer in flight;
-        - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
-          transfers (``None`` without copies);
-        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share
-          of ``busy_s`` with a transfer in flight);
+        - ``disk_busy_s``: time with an op in flight;
+        - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``disk_overlap``: the share of ``copies_busy_s`` with an
+          op in flight (``None`` without copies);
+        - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``disk_overlap`` (the share
+          of ``busy_s`` with an op in flight);
         - ``events``, and ``dropped`` ones.
 
         Raises:
@@ -718,13 +718,13 @@ class Stats:
         """Bytes written to files."""
     @property
     def bytes_direct(self) -> int:
-        """Bytes transferred with direct I/O to or from the tensor."""
+        """Bytes read and written with direct I/O, to or from the tensor."""
     @property
     def bytes_bounced(self) -> int:
-        """Bytes transferred with direct I/O through bounce buffers."""
+        """Bytes read and written with direct I/O, through bounce buffers."""
     @property
     def bytes_buffered(self) -> int:
-        """Bytes transferred through the page cache."""
+        """Bytes read and written through the page cache."""
     @property
     def buffered_reason(self) -> str | None:
         """First reason for buffered I/O although direct I/O was requested."""
@@ -732,7 +732,7 @@ class Stats:
     def retries(self) -> int:
         """Ops that were interrupted or temporarily refused, and resubmitted."""
     @property
-    def short_transfers(self) -> int:
+    def short_ops(self) -> int:
         """Ops that moved fewer bytes than requested, and were continued."""
     @property
     def syncs(self) -> int:
@@ -1249,7 +1249,7 @@ def start_write(
 def read_batch(items: Iterable[tuple[_Path, int, _Tensor]]) -> int:
     """Read many tensors as one request, and wait for them.
 
-    Adjacent ranges of a file are merged into large transfers. Thousands of small tensors are then about as fast as one
+    Adjacent ranges of a file are merged into large ops. Thousands of small tensors are then about as fast as one
     tensor of the same size.
 
     Args:
@@ -1489,7 +1489,7 @@ class _RowStore:
         self, wanted: tuple[_Tensor, tuple[bool, int], _Tensor, tuple[str, str, float | None] | None]
     ) -> _Gather: ...
     def prefetch(self, ids: _Tensor, id_type: tuple[bool, int], deadline_s: float | None) -> None: ...
-    def pin(self, ids: _Tensor, id_type: tuple[bool, int]) -> None: ...
+    def keep(self, ids: _Tensor, id_type: tuple[bool, int]) -> None: ...
     def verify(self) -> int: ...
     def stats(self) -> dict[str, int]: ...
     def close(self) -> None: ...

@@ -111,7 +111,7 @@ Example:
     (read_batch) => {
         r#"Read many tensors as one request, and wait for them.
 
-Adjacent ranges of a file are merged into large transfers. Thousands of small tensors are then about as fast as one
+Adjacent ranges of a file are merged into large ops. Thousands of small tensors are then about as fast as one
 tensor of the same size.
 
 Args:

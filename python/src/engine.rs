@@ -331,7 +331,7 @@ impl PyEngine {
         self.config.block_bytes
     }
 
-    /// Whether several transfers are submitted per system call: ``"batch"`` or ``"single"``.
+    /// Whether several ops are submitted per system call: ``"batch"`` or ``"single"``.
     #[getter]
     fn submit(&self) -> &'static str {
         submit_word(self.config.submit)

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 
 use crate::threads::SIGNAL_CHECK_INTERVAL;
 
-/// Time that an interrupted call waits for transfers that the kernel has begun. Unless a device hangs, nothing touches
+/// Time that an interrupted call waits for ops that the kernel has begun. Unless a device hangs, nothing touches
 /// the tensor after the interrupt.
 pub(crate) const CANCEL_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -108,7 +108,7 @@ impl PendingRequest {
         }
     }
 
-    /// Cancels the rest after an interrupt, and waits for transfers that the kernel has begun. Returns whether all are
+    /// Cancels the rest after an interrupt, and waits for ops that the kernel has begun. Returns whether all are
     /// done.
     pub(crate) fn cancel_and_wait(&self, py: Python<'_>) -> bool {
         self.cancel();

@@ -160,10 +160,10 @@ impl PyRowStore {
         py.detach(|| store.start_prefetch(rows, deadline)).map_err(|error| to_exception(py, &error))
     }
 
-    fn pin(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, id_type: (bool, usize)) -> PyResult<()> {
+    fn keep(&self, py: Python<'_>, ids: &Bound<'_, PyAny>, id_type: (bool, usize)) -> PyResult<()> {
         let (store, rows) = (self.store(py)?, self.rows(py, ids, id_type)?);
-        let pinned = interruptible::with_signals(py, |should_stop| store.store().pin(&rows, should_stop))?;
-        pinned.map_err(|error| to_exception(py, &error))
+        let kept = interruptible::with_signals(py, |should_stop| store.store().keep(&rows, should_stop))?;
+        kept.map_err(|error| to_exception(py, &error))
     }
 
     fn verify(&self, py: Python<'_>) -> PyResult<u64> {

@@ -61,18 +61,18 @@ record_class! {
         bytes_read: u64,
         /// Bytes written to files.
         bytes_written: u64,
-        /// Bytes transferred with direct I/O to or from the tensor.
+        /// Bytes read and written with direct I/O, to or from the tensor.
         bytes_direct: u64,
-        /// Bytes transferred with direct I/O through bounce buffers.
+        /// Bytes read and written with direct I/O, through bounce buffers.
         bytes_bounced: u64,
-        /// Bytes transferred through the page cache.
+        /// Bytes read and written through the page cache.
         bytes_buffered: u64,
         /// First reason for buffered I/O although direct I/O was requested.
         buffered_reason: Option<String>,
         /// Ops that were interrupted or temporarily refused, and resubmitted.
         retries: u64,
         /// Ops that moved fewer bytes than requested, and were continued.
-        short_transfers: u64,
+        short_ops: u64,
         /// Syncs of files and folders.
         syncs: u64,
         /// Copies between bounce buffers and GPUs.
@@ -138,7 +138,7 @@ impl From<StatsSnapshot> for Stats {
             bytes_buffered: snapshot.bytes_buffered,
             buffered_reason: snapshot.buffered_reason,
             retries: snapshot.retries,
-            short_transfers: snapshot.short_transfers,
+            short_ops: snapshot.short_ops,
             syncs: snapshot.syncs,
             gpu_copies: snapshot.gpu_copies,
             bytes_to_gpu: snapshot.bytes_to_gpu,

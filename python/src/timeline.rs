@@ -110,13 +110,13 @@ impl Trace {
     ///
     /// The dictionary that this returns contains:
     ///
-    /// - ``seconds``, ``requests``, ``transfers``, ``bytes_read`` and ``bytes_written``; of these bytes,
+    /// - ``seconds``, ``requests``, ``ops``, ``bytes_read`` and ``bytes_written``; of these bytes,
     ///   ``bytes_direct``, ``bytes_bounced``, ``bytes_buffered`` and ``bytes_gds``;
-    /// - ``disk_busy_s``: time with a transfer in flight;
-    /// - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``copies_hidden``: the share of copy time that overlaps
-    ///   transfers (``None`` without copies);
-    /// - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``beside_disk`` (the share
-    ///   of ``busy_s`` with a transfer in flight);
+    /// - ``disk_busy_s``: time with an op in flight;
+    /// - ``copies``, ``bytes_copied``, ``copies_busy_s``, and ``disk_overlap``: the share of ``copies_busy_s`` with an
+    ///   op in flight (``None`` without copies);
+    /// - ``lanes``: for each added lane ``name``, ``spans`` (their number), ``busy_s``, and ``disk_overlap`` (the share
+    ///   of ``busy_s`` with an op in flight);
     /// - ``events``, and ``dropped`` ones.
     ///
     /// Raises:

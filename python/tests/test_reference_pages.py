@@ -21,7 +21,7 @@ PAGES = ROOT / "docs/reference"
 MODULES = ["deepnvme", "deepnvme.optim", "deepnvme.nn", "deepnvme.deepspeed"]
 VARIABLE = re.compile(r"\bDEEPNVME_[A-Z_]*[A-Z]\b")
 # Names that tests use for children of their own, and of an argument.
-OF_ONE_TEST = re.compile(r"DEEPNVME_(X|TEST_(CHILD|FOLDER|RUN)\w*|MEM_TEST_CHILD)$")
+OF_ONE_TEST = re.compile(r"DEEPNVME_(X|TEST_(CHILD|FOLDER)\w*|MEM_TEST_CHILD)$")
 
 
 def rows(page: str, heading: str) -> dict[str, list[str]]:

@@ -51,10 +51,10 @@ def test_every_transfer_is_in_the_file_once(engine: deepnvme.Engine, tmp_path: P
         assert started <= bar["ts"] * 1000 + 1
         assert (bar["ts"] + bar["dur"]) * 1000 - 1 <= ended
     summary = trace.summary()
-    assert (summary["requests"], summary["transfers"]) == (len(requests), len(disk))
+    assert (summary["requests"], summary["ops"]) == (len(requests), len(disk))
     assert summary["bytes_written"] == len(content)
     assert 0 < summary["disk_busy_s"] <= summary["seconds"] <= (ended - started) / 1e9
-    assert (summary["copies"], summary["copies_hidden"], summary["lanes"], summary["dropped"]) == (0, None, [], 0)
+    assert (summary["copies"], summary["disk_overlap"], summary["lanes"], summary["dropped"]) == (0, None, [], 0)
 
 
 def test_threads_share_a_trace(

@@ -91,7 +91,7 @@ counters! {
     /// Ops that were interrupted, were temporarily refused (EINTR, EAGAIN) or moved nothing, and were submitted again.
     retries,
     /// Ops that moved less than requested, and were continued.
-    short_transfers,
+    short_ops,
     /// Syncs of files and folders.
     syncs,
     /// Copies between bounce buffers and GPUs that were started.
@@ -104,7 +104,7 @@ counters! {
     bytes_gds,
     /// Bytes of `bytes_gds` from and to memory registered with cuFile.
     bytes_gds_pinned,
-    /// Submissions of several transfers to cuFile (its batch API). All others are blocking calls.
+    /// Submissions of several ops to cuFile (its batch API). All others are blocking calls.
     gds_batches,
     /// Registrations of GPU memory with cuFile.
     gds_pins,

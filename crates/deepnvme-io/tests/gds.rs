@@ -146,10 +146,10 @@ fn disk_errors_keep_their_kind() {
 fn short_transfers_are_continued() {
     let (gpu, _folder, engine, file) = set_up(config(DirectMode::Required));
     let memory = gpu.memory(0, 1 << 20, 2);
-    let before = engine.stats().short_transfers;
+    let before = engine.stats().short_ops;
     gpu.fail("cuFileWrite@short", 0, 8192);
     write(&engine, &file, 0, memory.region());
-    assert_eq!(engine.stats().short_transfers, before + 1);
+    assert_eq!(engine.stats().short_ops, before + 1);
     assert!(on_host(&engine, &file, 0, 1 << 20) == gpu.peek(&memory));
 }
 

@@ -166,7 +166,7 @@ fn continued_and_repeated_ops_are_recorded_each_time() {
             matches!(event.kind, EventKind::Op { failed: true, .. } | EventKind::Sync { failed: true, .. })
         });
         assert_eq!(refused.count() as u64, after.retries - before.retries, "seed {seed}");
-        assert!(after.retries > before.retries && after.short_transfers > before.short_transfers, "seed {seed}");
+        assert!(after.retries > before.retries && after.short_ops > before.short_ops, "seed {seed}");
     }
 }
 

@@ -34,8 +34,8 @@ const MEMORY_REMEDY: &str = "lower `memory`, or raise the limit of the process (
 /// A prefetch reads this many rows at a time while gathers are made: a gather waits for those that the disk has begun. It
 /// doubles the number while none is made.
 const AHEAD_ROWS_MIN: usize = 16;
-/// How often rows are read again that were evicted before they could be pinned.
-const PIN_TRIES: usize = 10;
+/// How often rows are read again that were evicted before they could be kept.
+const KEEP_TRIES: usize = 10;
 /// Buffers that are left to gathers for which a thread waits.
 const BUFFERS_RESERVED: usize = 2;
 
@@ -233,39 +233,39 @@ impl RowStore {
         rows.truncate(room);
     }
 
-    /// Reads rows that are not in memory, and keeps all of these rows as long as the table is open.
+    /// Reads rows that are not in memory, and never evicts any of these rows as long as the table is open.
     ///
     /// # Errors
-    /// `Invalid` if these and those pinned before are more than half of the rows that memory has room for. As
-    /// [`gather`](Self::gather) otherwise; some of the rows are pinned then.
-    pub fn pin(&self, rows: &[u64], should_stop: &dyn Fn() -> bool) -> Result<()> {
+    /// `Invalid` if these and those kept before are more than half of the rows that memory has room for. As
+    /// [`gather`](Self::gather) otherwise; some of the rows are kept then.
+    pub fn keep(&self, rows: &[u64], should_stop: &dyn Fn() -> bool) -> Result<()> {
         let mut rest = self.places(rows.into())?.into_owned();
         rest.sort_unstable();
         rest.dedup();
-        for _ in 0..PIN_TRIES {
-            let room = (self.cached_rows_max() / 2).saturating_sub(self.cache.pinned());
-            let unpinned = rest.iter().filter(|row| !self.cache.is_pinned(**row)).count() as u64;
-            if unpinned > room {
+        for _ in 0..KEEP_TRIES {
+            let room = (self.cached_rows_max() / 2).saturating_sub(self.cache.kept());
+            let others = rest.iter().filter(|row| !self.cache.is_kept(**row)).count() as u64;
+            if others > room {
                 let rows = self.table.rows();
-                let remedy = if self.cached_rows_max() < rows && self.cache.pinned() + unpinned <= rows / 2 {
+                let remedy = if self.cached_rows_max() < rows && self.cache.kept() + others <= rows / 2 {
                     "use more memory"
                 } else {
-                    "at most half of the table can be pinned"
+                    "at most half of the table can be kept"
                 };
-                let more = if unpinned == 1 { "row" } else { "rows" };
-                let detail = format!("{unpinned} more {more} cannot be pinned: memory has room for {room}; {remedy}");
+                let more = if others == 1 { "row" } else { "rows" };
+                let detail = format!("{others} more {more} cannot be kept: memory has room for {room}; {remedy}");
                 return Err(Error::Invalid(detail));
             }
-            rest.retain(|row| !self.cache.pin(*row));
-            let mut pin_all = |rows: &[u64]| rows.iter().for_each(|row| _ = self.cache.pin(*row));
-            self.read_to_cache(&rest, None, true, &mut pin_all, should_stop)?;
-            rest.retain(|row| !self.cache.is_pinned(*row));
+            rest.retain(|row| !self.cache.keep(*row));
+            let mut keep_all = |rows: &[u64]| rows.iter().for_each(|row| _ = self.cache.keep(*row));
+            self.read_to_cache(&rest, None, true, &mut keep_all, should_stop)?;
+            rest.retain(|row| !self.cache.is_kept(*row));
             if rest.is_empty() {
                 return Ok(());
             }
         }
         let verb = if rest.len() == 1 { "row was" } else { "rows were" };
-        Err(Error::Invalid(format!("{} {verb} evicted before the pin; use more memory", rest.len())))
+        Err(Error::Invalid(format!("{} {verb} evicted before they could be kept; use more memory", rest.len())))
     }
 
     /// Reads rows, in ascending order, into the cache, and calls `read` with each batch. Returns how many were left out

@@ -155,26 +155,26 @@ fn prefetched_rows_are_hits() {
 }
 
 #[test]
-fn pinned_rows_stay() {
+fn kept_rows_stay() {
     let model = Model::new(128, &[20_000], 18);
     let store = model.open(&engine(), 1 << 20).unwrap();
-    let pinned: Vec<u64> = (0..20_000).step_by(11).collect();
+    let kept: Vec<u64> = (0..20_000).step_by(11).collect();
     // One of them is in memory before.
     gather(&store, &[11]).unwrap();
-    store.pin(&pinned, &|| false).unwrap();
-    store.pin(&pinned[..10], &|| false).unwrap();
+    store.keep(&kept, &|| false).unwrap();
+    store.keep(&kept[..10], &|| false).unwrap();
     gather(&store, &(0..20_000).collect::<Vec<_>>()).unwrap();
     let before = store.stats();
-    assert_eq!(gather(&store, &pinned).unwrap(), model.expected(&pinned));
-    assert_eq!(store.stats().hits - before.hits, pinned.len() as u64);
-    let error = store.pin(&(0..9_000).collect::<Vec<_>>(), &|| false).unwrap_err().to_string();
-    assert!(error.contains("cannot be pinned") && error.contains("use more memory"), "{error}");
-    let error = store.pin(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err().to_string();
-    assert!(error.ends_with("at most half of the table can be pinned"), "more memory does not help: {error}");
-    let error = model.open(&engine(), 16 << 20).unwrap().pin(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err();
+    assert_eq!(gather(&store, &kept).unwrap(), model.expected(&kept));
+    assert_eq!(store.stats().hits - before.hits, kept.len() as u64);
+    let error = store.keep(&(0..9_000).collect::<Vec<_>>(), &|| false).unwrap_err().to_string();
+    assert!(error.contains("cannot be kept") && error.contains("use more memory"), "{error}");
+    let error = store.keep(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err().to_string();
+    assert!(error.ends_with("at most half of the table can be kept"), "more memory does not help: {error}");
+    let error = model.open(&engine(), 16 << 20).unwrap().keep(&(0..20_000).collect::<Vec<_>>(), &|| false).unwrap_err();
     assert!(error.to_string().contains("room for 10"), "{error}");
-    assert!(error.to_string().ends_with("at most half of the table can be pinned"), "{error}");
-    // Rows that are not pinned still find room.
+    assert!(error.to_string().ends_with("at most half of the table can be kept"), "{error}");
+    // Rows that are not kept still find room.
     store.prefetch(&[1, 2, 3], None, &|| false).unwrap();
     assert_eq!(store.stats().rows_not_prefetched, 0);
 }

@@ -392,7 +392,7 @@ fn copies_of_hot_rows_are_read_together() {
         }
         assert!(matches!(gather(&store, &[1000]), Err(Error::NoSuchRow { .. })), "a place is no row");
         assert!(matches!(store.prefetch(&[1059], None, &|| false), Err(Error::NoSuchRow { .. })));
-        store.pin(&wanted[..3], &|| false).unwrap();
+        store.keep(&wanted[..3], &|| false).unwrap();
         assert_eq!(store.verify(&|_| {}, &|| false).unwrap(), layout.blocks(1060));
     }
 }

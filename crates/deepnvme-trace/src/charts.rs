@@ -61,13 +61,13 @@ impl Svg {
         self.y = bottom + GAP;
     }
 
-    /// Draws the bytes of transfers in flight over time.
+    /// Draws the bytes of ops in flight over time.
     pub(crate) fn level(&mut self, name: &str, recorded: &Recorded) {
-        let transfers = recorded.events.iter().filter_map(|event| match &event.kind {
+        let ops = recorded.events.iter().filter_map(|event| match &event.kind {
             EventKind::Op { bytes, .. } => Some((interval(event), *bytes)),
             _ => None,
         });
-        let levels = downsample(levels(transfers), POINTS_MAX);
+        let levels = downsample(levels(ops), POINTS_MAX);
         let highest = levels.iter().map(|(_, level)| *level).max().unwrap_or(0);
         if highest > 0 {
             let below = format!("to {}", amount(highest));

@@ -60,7 +60,7 @@ fn about(summary: &TraceSummary) -> String {
         "{} recorded: {}, {}",
         time_text(summary.seconds * 1e9, 0.0),
         counted(summary.requests, "request"),
-        counted(summary.transfers, "transfer")
+        counted(summary.ops, "op")
     );
     let ways = [
         (summary.bytes_direct, "direct"),
@@ -93,12 +93,12 @@ fn cards_of(summary: &TraceSummary) -> Vec<(String, String)> {
     if summary.seconds > 0.0 && moved > 0 {
         cards.push((percent(summary.disk_busy_s / summary.seconds), "of the time the disk was busy".to_owned()));
     }
-    if let Some(hidden) = summary.copies_hidden {
-        cards.push((percent(hidden), "of copying hidden behind the disk".to_owned()));
+    if let Some(share) = summary.disk_overlap {
+        cards.push((percent(share), "of copying overlapped with the disk".to_owned()));
     }
     for lane in &summary.lanes {
         let share = if summary.seconds > 0.0 { lane.busy_s / summary.seconds } else { 0.0 };
-        let name = format!("{}, {} of it during transfers", lane.name, percent(lane.beside_disk));
+        let name = format!("{}, {} of it overlapped with the disk", lane.name, percent(lane.disk_overlap));
         cards.push((percent(share), name));
     }
     cards
@@ -127,9 +127,9 @@ mod tests {
             assert!(!html.contains(word), "{word}");
         }
         for words in [
-            "83%</b><span>of copying hidden behind the disk",
+            "83%</b><span>of copying overlapped with the disk",
             "80%</b><span>of the time the disk was busy",
-            "40%</b><span>compute, 100% of it during transfers",
+            "40%</b><span>compute, 100% of it overlapped with the disk",
             "0.31 GB/s</b><span>while the disk was busy",
             "3 later events are missing",
         ] {

@@ -14,8 +14,8 @@ pub struct TraceSummary {
     pub seconds: f64,
     /// Requests that have ended, successfully or not.
     pub requests: u64,
-    /// Transfers and syncs that have ended, successfully or not.
-    pub transfers: u64,
+    /// Ops that have ended: reads, writes and syncs, successfully or not.
+    pub ops: u64,
     /// Bytes read from files, including bytes that were read only because of gaps or the disk's alignment.
     pub bytes_read: u64,
     /// Bytes written to files.
@@ -28,7 +28,7 @@ pub struct TraceSummary {
     pub bytes_buffered: u64,
     /// Bytes read or written by cuFile.
     pub bytes_gds: u64,
-    /// Seconds with a transfer or sync in flight.
+    /// Seconds with an op in flight.
     pub disk_busy_s: f64,
     /// Copies to and from GPUs that have ended, successfully or not.
     pub copies: u64,
@@ -36,9 +36,9 @@ pub struct TraceSummary {
     pub bytes_copied: u64,
     /// Seconds with a copy in flight.
     pub copies_busy_s: f64,
-    /// The share of `copies_busy_s` in which a transfer or sync is in flight as well, from 0 to 1. `None` if no copy
+    /// The share of `copies_busy_s` in which an op is in flight as well, from 0 to 1. `None` if no copy
     /// took any time.
-    pub copies_hidden: Option<f64>,
+    pub disk_overlap: Option<f64>,
     /// The user lanes.
     pub lanes: Vec<LaneSummary>,
     /// Events of the recording.
@@ -56,8 +56,8 @@ pub struct LaneSummary {
     pub spans: u64,
     /// Seconds with a span in progress.
     pub busy_s: f64,
-    /// The share of `busy_s` in which a transfer or sync is in flight as well, from 0 to 1.
-    pub beside_disk: f64,
+    /// The share of `busy_s` in which an op is in flight as well, from 0 to 1.
+    pub disk_overlap: f64,
 }
 
 impl TraceSummary {
@@ -75,7 +75,7 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
     let mut summary = TraceSummary {
         seconds: seconds(recorded.end_ns - recorded.start_ns),
         requests: 0,
-        transfers: 0,
+        ops: 0,
         bytes_read: 0,
         bytes_written: 0,
         bytes_direct: 0,
@@ -86,7 +86,7 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
         copies: 0,
         bytes_copied: 0,
         copies_busy_s: 0.0,
-        copies_hidden: None,
+        disk_overlap: None,
         lanes: Vec::new(),
         events: recorded.events.len() as u64,
         dropped: recorded.dropped,
@@ -96,7 +96,7 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
         match &event.kind {
             EventKind::Request { .. } => summary.requests += 1,
             EventKind::Op { direction, bytes, data_path, .. } => {
-                summary.transfers += 1;
+                summary.ops += 1;
                 *match direction {
                     Direction::Read => &mut summary.bytes_read,
                     Direction::Write => &mut summary.bytes_written,
@@ -110,7 +110,7 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
                 disk.push(interval(event));
             }
             EventKind::Sync { .. } => {
-                summary.transfers += 1;
+                summary.ops += 1;
                 disk.push(interval(event));
             }
             EventKind::Copy { bytes, .. } => {
@@ -124,14 +124,14 @@ pub fn summarise(recorded: &Recorded) -> TraceSummary {
     let (disk, copies) = (union(disk), union(copies));
     summary.disk_busy_s = seconds(total_ns(&disk));
     summary.copies_busy_s = seconds(total_ns(&copies));
-    summary.copies_hidden = (total_ns(&copies) > 0).then(|| overlap(&copies, &disk) as f64 / total_ns(&copies) as f64);
+    summary.disk_overlap = (total_ns(&copies) > 0).then(|| overlap(&copies, &disk) as f64 / total_ns(&copies) as f64);
     for lane in lanes(recorded).iter().filter(|lane| lane.kind == LaneKind::User) {
         let busy = union(lane.intervals());
         summary.lanes.push(LaneSummary {
             name: lane.name.clone(),
             spans: lane.events.len() as u64,
             busy_s: seconds(total_ns(&busy)),
-            beside_disk: overlap(&busy, &disk) as f64 / total_ns(&busy).max(1) as f64,
+            disk_overlap: overlap(&busy, &disk) as f64 / total_ns(&busy).max(1) as f64,
         });
     }
     summary
@@ -149,10 +149,7 @@ mod tests {
     #[test]
     fn sums_match_the_events() {
         let summary = summarise(&recorded());
-        assert_eq!(
-            (summary.requests, summary.transfers, summary.copies, summary.events, summary.dropped),
-            (1, 33, 2, 38, 3)
-        );
+        assert_eq!((summary.requests, summary.ops, summary.copies, summary.events, summary.dropped), (1, 33, 2, 38, 3));
         assert_eq!((summary.bytes_read, summary.bytes_written), (16 << 20, 8 << 20));
         assert_eq!(
             (summary.bytes_bounced, summary.bytes_direct, summary.bytes_buffered, summary.bytes_gds),
@@ -160,14 +157,14 @@ mod tests {
         );
         let close = |a: f64, b: f64| (a - b).abs() < 1e-9;
         assert!(close(summary.seconds, 0.1) && close(summary.disk_busy_s, 0.08) && close(summary.copies_busy_s, 0.06));
-        assert!(close(summary.copies_hidden.unwrap_or(0.0), 5.0 / 6.0), "50 of 60 ms");
+        assert!(close(summary.disk_overlap.unwrap_or(0.0), 5.0 / 6.0), "50 of 60 ms");
         assert_eq!(summary.lanes.len(), 1);
-        assert!(close(summary.lanes[0].busy_s, 0.04) && close(summary.lanes[0].beside_disk, 1.0));
+        assert!(close(summary.lanes[0].busy_s, 0.04) && close(summary.lanes[0].disk_overlap, 1.0));
     }
 
     #[test]
     fn an_empty_recording_sums_to_zero() {
         let summary = summarise(&Recorded { start_ns: 5, end_ns: 5, events: Vec::new(), dropped: 0 });
-        assert_eq!((summary.events, summary.copies_hidden, summary.lanes.len()), (0, None, 0));
+        assert_eq!((summary.events, summary.disk_overlap, summary.lanes.len()), (0, None, 0));
     }
 }

@@ -147,7 +147,7 @@ impl Svg {
 fn noun(lane: &Lane<'_>) -> &'static str {
     match lane.kind {
         LaneKind::Requests => "request",
-        LaneKind::Disk => "transfer",
+        LaneKind::Disk => "op",
         LaneKind::Copies => "copy",
         LaneKind::User => "span",
     }
@@ -212,7 +212,7 @@ mod tests {
             .collect();
         let svg = svg(&many, "").unwrap_or_default();
         assert_eq!(svg.matches("<rect").count(), 0);
-        assert!(svg.contains("1501 transfers, to 3"), "three overlap");
+        assert!(svg.contains("1501 ops, to 3"), "three overlap");
     }
 
     #[test]

@@ -113,6 +113,15 @@ class ParameterOffload(ClosesAtEnd):
             MemoryError: they are more than ``memory``.
             RuntimeError: with ``write``, one of them is in use; without it, one was changed inside the ``with``.
             TypeError: the argument is not a collection of parameters.
+
+        Example:
+            >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+            >>> offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=".")
+            >>> with torch.no_grad(), offloading.gathered([model[0].weight], write=True):
+            ...     norm = model[0].weight.fill_(2).norm().item()
+            >>> norm
+            512.0
+            >>> offloading.close()
         """
         self._check_open()
         if isinstance(parameters, (torch.Tensor, torch.nn.Module)):
@@ -170,6 +179,15 @@ class ParameterOffload(ClosesAtEnd):
             deepnvme.errors.UnsupportedError: the optimizer treats parameters together, is already attached, or has
                 ``max_norm`` and is attached with ``in_backward``.
             ValueError: it has none of the model's parameters.
+
+        Example:
+            >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+            >>> offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=".")
+            >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            >>> offloading.attach(optimizer)
+            >>> model(torch.randn(8, 256)).square().mean().backward()
+            >>> optimizer.step()
+            >>> offloading.close()
         """
         self._check_open()
         if hasattr(optimizer, "_check_open"):
@@ -312,6 +330,14 @@ class ParameterOffload(ClosesAtEnd):
             ValueError: ``path`` does not end with ``.safetensors``, ``max_shard_bytes`` is no size, or ``durability``
                 is unknown.
             deepnvme.Error: the disk or the file system failed.
+
+        Example:
+            >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+            >>> offloading = deepnvme.offload_parameters(model, memory="1MB", swap_dir=".")
+            >>> size = offloading.save("model.safetensors", max_shard_bytes="2MB")
+            >>> offloading.close()
+            >>> deepnvme.load("model.safetensors")["0.weight"].equal(model[0].weight)
+            True
         """
         self._check_open()
         model = self._model()

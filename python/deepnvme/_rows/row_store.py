@@ -376,10 +376,10 @@ class RowStore:
             raise InvalidArgumentError(msg)
         self._store.prefetch(*check_ids(ids), deadline_s)
 
-    def pin(self, ids: torch.Tensor | _Array | Sequence[int]) -> None:
+    def keep(self, ids: torch.Tensor | _Array | Sequence[int]) -> None:
         """Read rows into memory, wait for them, and never evict them while the table is open.
 
-        All rows that ``pin`` keeps may fill at most half of the cache. Their memory is not pinned.
+        All rows that are kept may fill at most half of the cache.
 
         Args:
             ids: as in :meth:`gather`.
@@ -392,9 +392,9 @@ class RowStore:
             >>> deepnvme.write(torch.arange(12.0), "rows.bin")
             48
             >>> table = deepnvme.RowStore("rows.bin", shape=(4, 3), dtype=torch.float32, memory="1MB")
-            >>> table.pin([0, 1])
+            >>> table.keep([0, 1])
         """
-        self._store.pin(*check_ids(ids))
+        self._store.keep(*check_ids(ids))
 
     def verify(self) -> int:
         """Read a whole packed table, and compare every block with its checksum.

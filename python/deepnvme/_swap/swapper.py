@@ -72,12 +72,9 @@ class Swapper(ClosesAtEnd):
 
     Example:
         >>> swapper = deepnvme.Swapper(".", memory="64MB")
-        >>> for layer in range(4):
-        ...     swapper.put(f"moment.{layer}", torch.zeros(1000))
+        >>> swapper.put("moment.2", torch.zeros(1000))
         >>> with swapper.borrow("moment.2") as moment:
         ...     moment.add_(1.5)[:2]
-        tensor([1.5000, 1.5000])
-        >>> swapper.read("moment.2", 4, torch.empty(2))
         tensor([1.5000, 1.5000])
         >>> swapper.close()
     """
@@ -292,6 +289,12 @@ class Swapper(ClosesAtEnd):
             OSError: it cannot be read.
             TypeError: ``out`` is not a tensor, or not one block of memory (sparse, nested, quantised).
             ValueError: the part exceeds the tensor.
+
+        Example:
+            >>> with deepnvme.Swapper(".", memory="1MB") as swapper:
+            ...     swapper.put("moment", torch.arange(4.0))
+            ...     swapper.read("moment", 8, torch.empty(2))
+            tensor([2., 3.])
         """
         check_tensor(out)
         offset = whole(offset, "offset")
@@ -402,6 +405,13 @@ class Swapper(ClosesAtEnd):
             MemoryError: the tensor is larger than the swapper's ``memory``.
             RuntimeError: this thread has borrowed the tensor that this one replaces.
             ClosedError: the swapper was closed.
+
+        Example:
+            >>> nbytes = deepnvme.write(torch.arange(4.0), "moment.bin")
+            >>> with deepnvme.Swapper(".", memory="1MB") as swapper, open("moment.bin", "rb") as file:
+            ...     moved = swapper.import_("moment", file.fileno(), 0, nbytes, dtype=torch.float32)
+            ...     swapper.read("moment", 8, torch.empty(2))
+            tensor([2., 3.])
         """
         fd, offset, nbytes = whole(fd, "fd", 0, _FD_MAX), whole(offset, "offset"), whole(nbytes, "nbytes")
         size = shape_of(nbytes, checked_dtype(dtype), shape)

@@ -54,6 +54,16 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         trusted: run the pickles of files that ask for classes not known to be safe, as DeepSpeed does for every file.
             Default False: files may contain DeepSpeed's own classes and those that
             ``torch.serialization.add_safe_globals`` allows. Others raise an error that names them.
+
+    Raises:
+        TypeError, ValueError: an argument has a wrong type or value.
+
+    Example:
+        >>> from deepnvme.integrations.deepspeed import DeepnvmeCheckpointEngine
+        >>> checkpoint_engine = DeepnvmeCheckpointEngine()  # of a training: engine.checkpoint_engine
+        >>> checkpoint_engine.save({"weight": torch.ones(3)}, "model_states.pt")
+        >>> checkpoint_engine.load("model_states.pt")
+        {'weight': tensor([1., 1., 1.])}
     """
 
     def __init__(
@@ -72,11 +82,20 @@ class DeepnvmeCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
         """Do nothing: each file is created when it is saved."""
 
     def save(self, state_dict: Any, path: str | os.PathLike[str]) -> None:
-        """Write one file of the checkpoint. It is on disk when this returns."""
+        """Write one file of the checkpoint. It is on disk when this returns.
+
+        Raises:
+            deepnvme.Error: the disk or the file system failed.
+        """
         start_archive(state_dict, path, self._options).wait(None, True)
 
     def load(self, path: str | os.PathLike[str], map_location: Any = None) -> Any:
-        """Read one file of the checkpoint."""
+        """Read one file of the checkpoint.
+
+        Raises:
+            deepnvme.errors.UnsafeFileError: the file asks for a class that is not known to be safe.
+            deepnvme.Error: the file is damaged, or the disk failed.
+        """
         device = map_location if isinstance(map_location, str | torch.device) else "cpu"
         with torch.serialization.safe_globals(_deepspeed_classes()):
             return load_as_torch(path, device, weights_only=not self._trusted, engine=self._options.engine)

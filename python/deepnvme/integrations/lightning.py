@@ -69,6 +69,16 @@ class DeepnvmeCheckpointIO(*_bases()):  # type: ignore[misc]
         durability: as for ``deepnvme.save``. Default ``"full"``.
         async_: save in the background. Default False.
         memory: bytes of pinned memory for that, as for ``deepnvme.Checkpointer``.
+
+    Raises:
+        TypeError, ValueError: an argument has a wrong type or value.
+
+    Example:
+        >>> from deepnvme.integrations.lightning import DeepnvmeCheckpointIO
+        >>> plugin = DeepnvmeCheckpointIO()  # for training: Trainer(plugins=[plugin])
+        >>> plugin.save_checkpoint({"weight": torch.ones(3)}, "last.ckpt")
+        >>> plugin.load_checkpoint("last.ckpt")
+        {'weight': tensor([1., 1., 1.])}
     """
 
     def __init__(

@@ -41,7 +41,17 @@ _MODULES = ("transformers.modeling_utils", "transformers.trainer", "transformers
 def enable() -> None:
     """Make transformers write and read weights through deepnvme in this process, even if it is imported already.
 
-    Repeated calls do nothing. One call of ``disable`` undoes them all.
+    Repeated calls do nothing. One call of ``disable`` undoes them all. This raises no errors of its own: saves and
+    loads raise :class:`deepnvme.Error` later, if the disk fails or a file is damaged.
+
+    Example:
+        >>> import transformers
+        >>> import deepnvme.integrations.transformers
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        >>> model = transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes))
+        >>> deepnvme.integrations.transformers.enable()
+        >>> model.save_pretrained("trained")
+        >>> deepnvme.integrations.transformers.disable()
     """
     with _lock:
         if _installed:
@@ -57,7 +67,13 @@ def enable() -> None:
 
 
 def disable() -> None:
-    """Restore transformers' own functions. Does nothing if they are not replaced."""
+    """Restore transformers' own functions. Does nothing if they are not replaced.
+
+    Example:
+        >>> import deepnvme.integrations.transformers
+        >>> deepnvme.integrations.transformers.enable()
+        >>> deepnvme.integrations.transformers.disable()
+    """
     with _lock:
         while _installed:
             _installed.pop().undo()
@@ -69,6 +85,14 @@ def enabled() -> Iterator[None]:
 
     Yields:
         Nothing.
+
+    Example:
+        >>> import transformers
+        >>> import deepnvme.integrations.transformers
+        >>> sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+        >>> model = transformers.BertModel(transformers.BertConfig(vocab_size=50, **sizes))
+        >>> with deepnvme.integrations.transformers.enabled():
+        ...     model.save_pretrained("trained")
     """
     was_enabled = bool(_installed)
     enable()

@@ -105,6 +105,16 @@ class KernelOptimizer(SteppingOptimizer):
             ValueError: the state is in memory; ``deepnvme.save(optimizer.state_dict(), path)`` saves that. Or the name
                 ends with ``.pt`` or ``.pth``. Or :meth:`load_state` would refuse ``shards`` or a setting of a param
                 group; no file is written.
+
+        Example:
+            >>> model = torch.nn.Linear(512, 512)
+            >>> settings = {"swap_dir": ".", "memory": "1MB"}
+            >>> optimizer = deepnvme.optim.AdamW(model.parameters(), **settings)
+            >>> model(torch.randn(2, 512)).square().mean().backward()
+            >>> optimizer.step()
+            >>> moved = optimizer.save_state("state.safetensors")
+            >>> sum(moved.values()) >= 2 * 4 * 512 * 513  # two fp32 moments of each parameter
+            True
         """
         self._check_complete()
         target = to_path(path)
@@ -137,6 +147,18 @@ class KernelOptimizer(SteppingOptimizer):
             deepnvme.errors.ChecksumError: bytes differ from those that were saved.
             CorruptFileError: a file is truncated, or not a result of ``save_state``.
             ValueError: elements are missing, another optimizer or model saved a file, or the state is in memory.
+
+        Example:
+            >>> model = torch.nn.Linear(512, 512)
+            >>> settings = {"swap_dir": ".", "memory": "1MB"}
+            >>> optimizer = deepnvme.optim.AdamW(model.parameters(), **settings)
+            >>> model(torch.randn(2, 512)).square().mean().backward()
+            >>> optimizer.step()
+            >>> moved = optimizer.save_state("state.safetensors")
+            >>> resumed = deepnvme.optim.AdamW(model.parameters(), **settings)
+            >>> moved = resumed.load_state("state.safetensors")
+            >>> resumed.state[model.weight]["step"]
+            tensor(1.)
         """
         paths = [path] if isinstance(path, (str, bytes, os.PathLike)) else path
         if verify not in ("auto", "off", "sample", "full"):

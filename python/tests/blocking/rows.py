@@ -18,13 +18,13 @@ ALL, SOME = 1 << 17, 3000
 PENDING = TABLE + "pending = gather(ALL, start=True)\n"
 
 GATHER, RESULT = "`RowStore.gather`, `start_gather`", "`Gather.result`"
-PIN = "`RowStore.pin`"
+KEEP = "`RowStore.keep`"
 CREATE = "`RowStore.create`"
 VERIFY = "`RowStore.verify`"
 OPEN = "making a `RowStore`"
-ROWS = (OPEN, CREATE, GATHER, VERIFY, PIN, RESULT)
+ROWS = (OPEN, CREATE, GATHER, VERIFY, KEEP, RESULT)
 # Half of the rows that memory has room for.
-PINNING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\npin = lambda: table.pin(many)\n"
+KEEPING = TABLE.replace('"64KiB"', '"64MiB"') + "many = torch.arange(0, 14000, 2)\nkeep = lambda: table.keep(many)\n"
 
 # 2 GiB of scales, which the engine takes seconds to read.
 SCALED = """
@@ -99,13 +99,13 @@ CELLS: Cells = {
         TABLE + "in_child(lambda: [raises(errors.ClosedError, lambda: gather(1, start)) for start in (False, True)])",
     ),
     (GATHER, "exit"): (ENDS, TABLE + "leave(lambda: gather(ALL), moves)"),
-    (PIN, "close"): (CLOSED, PINNING + "soon(table.close, moves)\nraises(errors.ClosedError, pin)"),
-    (PIN, "Ctrl-C"): (
-        "raises; some rows may be pinned",
-        PINNING + "ends_at_interrupt(pin, moves)\ntable.pin(many[:100])",
+    (KEEP, "close"): (CLOSED, KEEPING + "soon(table.close, moves)\nraises(errors.ClosedError, keep)"),
+    (KEEP, "Ctrl-C"): (
+        "raises; some rows may be kept",
+        KEEPING + "ends_at_interrupt(keep, moves)\ntable.keep(many[:100])",
     ),
-    (PIN, "fork"): (CLOSED, PINNING + "in_child(lambda: raises(errors.ClosedError, pin))"),
-    (PIN, "exit"): (ENDS, PINNING + "leave(pin, moves)"),
+    (KEEP, "fork"): (CLOSED, KEEPING + "in_child(lambda: raises(errors.ClosedError, keep))"),
+    (KEEP, "exit"): (ENDS, KEEPING + "leave(keep, moves)"),
     (RESULT, "cancel"): (
         "raises `CancelledError`",
         PENDING + "soon(pending.cancel, moves)\nraises(errors.CancelledError, pending.result)",

@@ -240,7 +240,7 @@ both_close(swapper.close, moves)
 """,
     ),
     (SWAP_CLOSE, "Ctrl-C"): (
-        "raises once the transfer in progress has ended; the swapper is closed",
+        "raises once the op in progress has ended; the swapper is closed",
         """
 swapper = deepnvme.Swapper(".", memory=64 << 20)
 swapper.put("a", torch.ones(12 << 20))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
+import inspect
 import logging
 import pathlib
 import pickle
@@ -240,3 +242,11 @@ def test_failures_in_the_background(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="taken"):
         io.teardown()
     io.teardown()
+
+
+def test_the_example_in_its_docstring_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = inspect.cleandoc(DeepnvmeCheckpointIO.__doc__ or "")
+    test = doctest.DocTestParser().get_doctest(text, {"torch": torch}, "DeepnvmeCheckpointIO", None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0

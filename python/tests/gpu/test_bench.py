@@ -104,7 +104,7 @@ def test_the_timeline_of_a_read_and_a_write(bench: Bench, tmp_path: Path) -> Non
     row = bench.row("timeline")
     for kind in ("read", "write"):
         assert row.metrics[kind]["bytes_copied"] == _NBYTES, row.metrics
-        assert 0 <= row.metrics[kind]["copies_hidden"] <= 1
+        assert 0 <= row.metrics[kind]["disk_overlap"] <= 1
     made = {file.name for file in tmp_path.iterdir()}
     assert {"made-read.html", "made-read.trace.json", "made-write.html", "made-write.trace.json"} <= made
 

@@ -319,7 +319,7 @@ def test_hot_rows_are_read_together(source: Path, tmp_path: Path) -> None:
             assert torch.equal(store.gather(torch.arange(2000)), table)
             assert store.start_gather(trace).result().equal(table[trace])
             store.prefetch([0, 1999])
-            store.pin(ids[:3])
+            store.keep(ids[:3])
             with pytest.raises(IndexError, match="id 2000 at position 1"):
                 store.gather([0, 2000])
             assert store.verify() == (80 if given is None else 90)

@@ -246,17 +246,17 @@ def test_many_threads(tmp_path: Path, table: torch.Tensor) -> None:
     assert not failures
 
 
-def test_pinned_rows_stay(tmp_path: Path, table: torch.Tensor) -> None:
+def test_kept_rows_stay(tmp_path: Path, table: torch.Tensor) -> None:
     with raw(table, tmp_path / "x", "200kB") as store:
-        store.pin(torch.arange(50))
+        store.keep(torch.arange(50))
         store.gather(torch.arange(3000))
         before = store.stats()
         assert torch.equal(store.gather(torch.arange(50)), table[:50])
         assert store.stats().hits - before.hits == 50
-        with pytest.raises(ValueError, match="more rows cannot be pinned: memory has room for"):
-            store.pin(torch.arange(3000))
+        with pytest.raises(ValueError, match="more rows cannot be kept: memory has room for"):
+            store.keep(torch.arange(3000))
         with pytest.raises(IndexError):
-            store.pin([3000])
+            store.keep([3000])
 
 
 def test_a_changed_file_is_noticed(tmp_path: Path, table: torch.Tensor) -> None:
@@ -278,7 +278,7 @@ def test_a_closed_table_refuses_calls(tmp_path: Path, table: torch.Tensor) -> No
     store.close()
     assert store.is_closed
     assert "closed" in repr(store)
-    for call in (store.gather, store.start_gather, store.prefetch, store.pin):
+    for call in (store.gather, store.start_gather, store.prefetch, store.keep):
         with pytest.raises(errors.ClosedError):
             call([0])
 
@@ -469,7 +469,7 @@ def test_a_forked_child_opens_its_own(tmp_path: Path, table: torch.Tensor) -> No
     if child == 0:
         status = 1
         try:
-            for call in (lambda: store.gather([0]), lambda: store.pin([0]), store.stats, gather.result):
+            for call in (lambda: store.gather([0]), lambda: store.keep([0]), store.stats, gather.result):
                 try:
                     call()
                 except errors.ClosedError:

@@ -295,7 +295,7 @@ impl Engine {
         self.submit_now(request)
     }
 
-    /// Reads many ranges as one request. Adjacent ranges become large transfers.
+    /// Reads many ranges as one request. Adjacent ranges become large ops.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -333,7 +333,7 @@ impl Engine {
         self.submit_now(self.planner.write(vec![item], options)?)
     }
 
-    /// Writes many ranges as one request. Adjacent ranges become large transfers.
+    /// Writes many ranges as one request. Adjacent ranges become large ops.
     ///
     /// # Errors
     /// As [`read`](Self::read), and `InvalidInput` if two ranges overlap.

@@ -146,19 +146,19 @@ impl<F> RowCache<F> {
         });
     }
 
-    /// Keeps a row that is in the cache for ever. Returns whether it is there.
-    pub(crate) fn pin(&self, row: u64) -> bool {
-        self.with_shard(row, |shard, hash| shard.pin(row, hash))
+    /// Protects a row in the cache from eviction. Returns whether it is there.
+    pub(crate) fn keep(&self, row: u64) -> bool {
+        self.with_shard(row, |shard, hash| shard.keep(row, hash))
     }
 
-    /// Returns whether a row stays in the cache for ever.
-    pub(crate) fn is_pinned(&self, row: u64) -> bool {
-        self.with_shard(row, |shard, hash| shard.is_pinned(row, hash))
+    /// Returns whether a row is protected from eviction.
+    pub(crate) fn is_kept(&self, row: u64) -> bool {
+        self.with_shard(row, |shard, hash| shard.is_kept(row, hash))
     }
 
-    /// Returns how many rows stay for ever.
-    pub(crate) fn pinned(&self) -> u64 {
-        self.shards.iter().map(|shard| lock(shard).pinned() as u64).sum()
+    /// Returns how many rows are protected from eviction.
+    pub(crate) fn kept(&self) -> u64 {
+        self.shards.iter().map(|shard| lock(shard).kept() as u64).sum()
     }
 
     /// Returns whether a row is in the cache.

@@ -27,8 +27,8 @@ pub(super) struct Shard<F> {
     rows: Vec<u64>,
     policy: S3Fifo,
     /// The slots that are never evicted, and their number.
-    is_pinned: Vec<bool>,
-    pinned: usize,
+    is_kept: Vec<bool>,
+    kept: usize,
     memory: Buffer,
     /// Rows that are being fetched.
     pub(super) in_flight: HashMap<u64, Arc<F>>,
@@ -51,8 +51,8 @@ impl<F> Shard<F> {
             index: RowIndex::new(slots),
             rows: vec![0; slots],
             policy: S3Fifo::new(slots),
-            is_pinned: vec![false; slots],
-            pinned: 0,
+            is_kept: vec![false; slots],
+            kept: 0,
             memory: Buffer::zeroed(slots * row_bytes)?,
             in_flight: HashMap::new(),
         })
@@ -100,22 +100,22 @@ impl<F> Shard<F> {
         self.index.get(row, hash).is_some()
     }
 
-    /// Keeps a row for ever, if it is there. Returns whether it is.
-    pub(super) fn pin(&mut self, row: u64, hash: u64) -> bool {
+    /// Protects a row from eviction, if it is there. Returns whether it is.
+    pub(super) fn keep(&mut self, row: u64, hash: u64) -> bool {
         let slot = self.index.get(row, hash);
         if let Some(slot) = slot {
-            self.pinned += usize::from(!std::mem::replace(&mut self.is_pinned[slot as usize], true));
+            self.kept += usize::from(!std::mem::replace(&mut self.is_kept[slot as usize], true));
         }
         slot.is_some()
     }
 
-    pub(super) fn is_pinned(&self, row: u64, hash: u64) -> bool {
-        self.index.get(row, hash).is_some_and(|slot| self.is_pinned[slot as usize])
+    pub(super) fn is_kept(&self, row: u64, hash: u64) -> bool {
+        self.index.get(row, hash).is_some_and(|slot| self.is_kept[slot as usize])
     }
 
-    /// Returns how many rows are pinned.
-    pub(super) fn pinned(&self) -> usize {
-        self.pinned
+    /// Returns how many rows are protected from eviction.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
     }
 
     /// Adds a row, if there is room.
@@ -136,7 +136,7 @@ impl<F> Shard<F> {
             self.used += 1;
             return Some(self.used - 1);
         }
-        let hold_of = |slot| if self.is_pinned[slot as usize] { Hold::Always } else { Hold::None };
+        let hold_of = |slot| if self.is_kept[slot as usize] { Hold::Always } else { Hold::None };
         let slot = self.policy.evict(|slot| hash_row(self.rows[slot as usize]), hold_of)?;
         let row = self.rows[slot as usize];
         self.index.remove(row, hash_row(row));

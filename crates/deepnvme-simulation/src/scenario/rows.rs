@@ -1,4 +1,4 @@
-//! Several threads gather, prefetch and pin rows of one table, and cancel or forget gathers at any point. Every gather
+//! Several threads gather, prefetch and keep rows of one table, and cancel or forget gathers at any point. Every gather
 //! that succeeds has the rows of the file, all others fail for a reason, and no buffer is lost. One thread may close the
 //! table: every gather that was started ends nevertheless.
 
@@ -135,8 +135,8 @@ impl User<'_> {
                 3..7 => self.start(rows)?,
                 7 if self.may_close => self.store.close(),
                 7..9 => self.store.start_prefetch(rows, None)?,
-                _ => match self.store.store().pin(&rows, &|| false) {
-                    // More rows than may be pinned.
+                _ => match self.store.store().keep(&rows, &|| false) {
+                    // More rows than may be kept.
                     Ok(()) | Err(Error::Invalid(_)) => {}
                     Err(other) => return Err(other),
                 },

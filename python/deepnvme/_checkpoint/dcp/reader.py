@@ -52,9 +52,22 @@ class DeepnvmeReader(StorageReader):
             them; with ``"auto"`` and ``"sample"``, only a sample of them.
 
     Raises:
-        deepnvme.errors.ChecksumError: the bytes are not those that were saved.
-        deepnvme.errors.UnsafeFileError: a non-tensor value asks for code. Classes that
-            ``torch.serialization.add_safe_globals`` allows are loaded, as in ``deepnvme.load``.
+        ValueError: ``verify`` is none of these.
+
+    Errors of a load are in ``failures`` of torch's ``CheckpointException``, by rank:
+    :class:`deepnvme.errors.ChecksumError` if the bytes are not those that were saved, and
+    :class:`deepnvme.errors.UnsafeFileError` if a non-tensor value asks for code. Classes that
+    ``torch.serialization.add_safe_globals`` allows are loaded, as in ``deepnvme.load``.
+
+    Example:
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+        >>> state = {"weight": torch.ones(2, 3)}
+        >>> saved = dcp.save(state, storage_writer=DeepnvmeWriter("step_100"))
+        >>> target = {"weight": torch.zeros(2, 3)}
+        >>> dcp.load(target, storage_reader=DeepnvmeReader("step_100", verify="full"))
+        >>> target["weight"].equal(state["weight"])
+        True
     """
 
     def __init__(

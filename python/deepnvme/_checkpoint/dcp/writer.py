@@ -48,6 +48,22 @@ class DeepnvmeWriter(StorageWriter):
         engine: the engine that transfers the bytes. Default: the default engine.
         durability: as for ``deepnvme.save``. Default ``"full"``.
         checksums: as for ``deepnvme.save``. Default True.
+
+    Raises:
+        TypeError, ValueError: an argument has a wrong type or value.
+
+    Errors of a save are in ``failures`` of torch's ``CheckpointException``, by rank: :class:`deepnvme.Error` if the
+    disk fails, and ``ValueError`` if ranks disagree about a tensor.
+
+    Example:
+        >>> import torch.distributed.checkpoint as dcp
+        >>> from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
+        >>> state = {"weight": torch.ones(2, 3)}
+        >>> saved = dcp.save(state, storage_writer=DeepnvmeWriter("step_100"))
+        >>> target = {"weight": torch.zeros(2, 3)}
+        >>> dcp.load(target, storage_reader=DeepnvmeReader("step_100"))
+        >>> target["weight"].equal(state["weight"])
+        True
     """
 
     # Whether to warn of values that a load will refuse.

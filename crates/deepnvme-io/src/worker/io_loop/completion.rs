@@ -79,7 +79,7 @@ impl<B: Backend> IoLoop<B> {
         let error = match entry.classify(&op, result) {
             Outcome::Done => None,
             Outcome::Continue { bytes } => {
-                WorkerStats::count(&counters.short_transfers, 1);
+                WorkerStats::count(&counters.short_ops, 1);
                 let mut op = op;
                 op.advance(bytes);
                 return self.submit_again(op);
