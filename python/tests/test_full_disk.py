@@ -297,7 +297,7 @@ def test_a_disk_that_is_full_in_a_step(small_disk: Path) -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(12)])
     before = [parameter.detach().clone() for parameter in model.parameters()]
     try:
-        model, optimizer = deepnvme.offload(model, torch.optim.AdamW, memory="4MB", swap_dir=small_disk)
+        _, optimizer = deepnvme.offload(model, torch.optim.AdamW, memory="4MB", swap_dir=small_disk)
     except deepnvme.Error:
         pytest.skip("the parameters do not fit")
     with pytest.raises(deepnvme.Error, match=r"(?i)no space|are needed|are free"):

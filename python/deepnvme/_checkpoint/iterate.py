@@ -70,7 +70,7 @@ def iterate_weights(
         deepnvme.errors.CorruptFileError: a file is truncated or damaged; the message says which, and where.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         deepnvme.errors.UnsupportedError: the model is packed; only ``deepnvme.stream`` decodes it.
-        deepnvme.errors.ChangedFileError: a file was written to in place, or was replaced in a model with more files than
+        deepnvme.errors.ChangedFileError: a file was written to in place, or replaced in a model with more files than
             can stay open.
         ValueError: a file is not a safetensors file, two files contain tensors of the same name, or
             ``prefetch_bytes`` is not a size.

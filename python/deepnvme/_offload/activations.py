@@ -344,7 +344,7 @@ class ActivationOffload:
         with torch.no_grad():
             memory = self._allocate(saved.nbytes, saved.device)
             if saved.device.type == "cpu":
-                # One that is on disk needs no memory of the swapper, which may have no room beside what others hold.
+                # One that is on disk needs no memory of the swapper, which may have no room while others hold some.
                 self._swapper.read(saved.stored.key, saved.start, memory)
             else:
                 with relaxed_capture_for(saved.device), self._swapper.borrow(saved.stored.key, shared=True) as held:

@@ -109,7 +109,7 @@ class OffloadPlan:
         return "disk" if self.disk_s > self.compute_s else "computation"
 
     def __str__(self) -> str:
-        rows = [("", "most at a time", "read a step", "written a step")]
+        rows: list[tuple[str, ...]] = [("", "most at a time", "read a step", "written a step")]
         for part in self.parts:
             unknown = not self.is_measured and part.name == "activations"
             sizes = (part.total_bytes, part.read_bytes, part.written_bytes)
@@ -151,7 +151,9 @@ class _Resident:
     next_use: int
 
 
-def plan_parts(uses: Sequence[Use], sizes: Mapping[str, int], memory: int, names: Iterable[str]) -> tuple[PartPlan, ...]:
+def plan_parts(
+    uses: Sequence[Use], sizes: Mapping[str, int], memory: int, names: Iterable[str]
+) -> tuple[PartPlan, ...]:
     """Compute the traffic of a step that repeats, if memory holds the tensors that are used next.
 
     Args:
@@ -210,13 +212,13 @@ class _Simulation:
                 if use.action != "create":
                     # It existed before the step.
                     self._on_disk.add(use.key)
-            found = self._resident.get(use.key)
-            if found is None:
+            if use.key not in self._resident:
                 if use.action != "create" and use.key in self._on_disk:
                     self.read[use.kind] += size
                 self._make_room(size)
-                found = self._resident[use.key] = _Resident(False, 0)
+                self._resident[use.key] = _Resident(False, 0)
                 self._bytes += size
+            found = self._resident[use.key]
             found.is_dirty |= use.action != "read"
             found.next_use = next_uses.after[position]
             heapq.heappush(self._queue, (-found.next_use, use.key))

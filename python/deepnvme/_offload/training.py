@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,7 +21,7 @@ from deepnvme._swap.swapper import Swapper
 from deepnvme._swap.values import make_swap_folders
 from deepnvme._utils.memory import check_available, return_large_blocks
 from deepnvme._utils.public import parse_bytes, public
-from deepnvme.errors import InvalidArgumentError, UnsupportedError
+from deepnvme.errors import UnsupportedError
 from deepnvme.optim._optimizer import OptimizerBase
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine
     from deepnvme._offload.parameter_offload import ParameterOffload
 
+_Module = TypeVar("_Module", bound=nn.Module)
+
 PARTS = ("parameters", "gradients", "state", "activations")
 # A block's parameters take at most this fraction of the memory, so that a group of state, its gradients and activations
-# find room beside it, however the memory is divided.
+# find room as well, however the memory is divided.
 _BLOCK_DIVISOR = 2
 # Idle buffers, into which activations are read, take this fraction of the memory, up to a number of bytes.
 _BUFFERS_DIVISOR, _BUFFERS_BYTES_MAX = 16, 64 << 20
@@ -49,7 +51,7 @@ _CLASSES: dict[type, type] = {
 
 @public
 def offload(
-    model: nn.Module,
+    model: _Module,
     optimizer: type[torch.optim.Optimizer],
     *,
     memory: str | int,
@@ -58,7 +60,7 @@ def offload(
     checksums: bool = False,
     engine: Engine | None = None,
     **settings: Any,
-) -> tuple[nn.Module, Any]:
+) -> tuple[_Module, Any]:
     """Train a model that exceeds memory: weights, gradients, optimizer state and activations share one bound.
 
     All of them live in one swap file, and in ``memory`` bytes while they are used. The first step records the order in

@@ -191,7 +191,8 @@ class SwapperPart:
             return
         self._is_closed = True
         try:
-            for key in self._swapper.keys():
+            there = self._swapper.keys()
+            for key in there:
                 if key.startswith(f"{self._name}/"):
                     self._delete_quietly(key)
         except ClosedError:
@@ -203,5 +204,3 @@ class SwapperPart:
             self._swapper.delete(key)
         except KeyError:
             return
-
-
