@@ -57,7 +57,8 @@ class OffloadPlan:
         is_measured: whether it is of a step that was made.
         read_bytes_per_s: the speed of reads, measured when the model was offloaded; ``None`` if that failed.
         write_bytes_per_s: the speed of writes.
-        compute_s: the seconds of the last step without waits for the disk; ``None`` before the second step.
+        compute_s: the seconds of the last step, from the first use of a weight to the end of ``step()``, without waits
+            for the disk; ``None`` before the first step.
 
     Example:
         >>> model, optimizer = deepnvme.offload(

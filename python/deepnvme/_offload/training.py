@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +56,7 @@ def offload(
     memory: str | int,
     swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     params: Iterable[Any] | None = None,
+    in_backward: bool = False,
     checksums: bool = False,
     engine: Engine | None = None,
     **settings: Any,
@@ -82,6 +82,9 @@ def offload(
         swap_dir: a folder on the NVMe drive, or several, one per drive. A missing folder is created. Nothing in it
             outlives the process.
         params: the parameters to train, or param groups. Default: all parameters that require gradients.
+        in_backward: update the parameters of a block once its backward pass is done. Faster, and no gradient goes to
+            disk. ``step()`` must follow each ``backward()``: gradient accumulation, clipping by the total norm and
+            ``GradScaler`` are not possible. Default False.
         checksums: checksum everything that is written, and verify it when it is read. Default False.
         engine: the engine for the swap file. Default: the default engine.
         **settings: arguments of the optimizer, such as ``lr``, ``weight_decay`` or ``moments="8bit"``.
@@ -121,8 +124,8 @@ def offload(
     lacking = find_shortage(model, partitioned(model, half), half)
     if lacking is not None:
         msg = (
-            f"memory={nbytes} is too little: {lacking.name} alone needs {lacking.nbytes:,} bytes, and as much beside "
-            f"them; memory={lacking.enough * _BLOCK_DIVISOR} is enough"
+            f"memory={nbytes} is too little: {lacking.name} alone has {lacking.nbytes:,} bytes, and one layer may take "
+            f"half of memory; memory={lacking.enough * _BLOCK_DIVISOR} is enough"
         )
         raise MemoryError(msg)
     return_large_blocks()
@@ -137,12 +140,12 @@ def offload(
         offloading = begin(model, half, parts[0])
         undo.append(offloading.close)
         chosen = [one for one in model.parameters() if one.requires_grad] if params is None else params
-        made = made_by(chosen, swap_dir=parts[1], memory=shared_bytes, swap_gradients=True, **settings)
+        made = made_by(chosen, swap_dir=parts[1], memory=shared_bytes, swap_gradients=not in_backward, **settings)
         activations = ActivationOffload(parts[2], buffers, _ACTIVATION_BYTES_MIN, model)
         undo.append(activations.close)
         activations.wrap(model)
         run = _TrainingRun(shared, offloading, activations, made, speeds)
-        offloading.attach(made)
+        offloading.attach(made, in_backward=in_backward)
         run.begin()
     except BaseException:
         # The last first.
@@ -181,9 +184,6 @@ class _TrainingRun:
     ) -> None:
         self._shared, self._offloading, self._activations, self._speeds = shared, offloading, activations, speeds
         self._optimizer = weakref.ref(optimizer)
-        # When the last step ended, the waits until then, and the seconds of the last step without its waits.
-        self._ended: tuple[float, float] | None = None
-        self._compute_s: float | None = None
 
     def begin(self) -> None:
         """Follow the steps of the optimizer, and end with it."""
@@ -194,12 +194,8 @@ class _TrainingRun:
             optimizer._detach_on_close(self._close)  # noqa: SLF001
 
     def _end_step(self) -> None:
-        self._shared.end_step()
         self._activations._restart_keys()  # noqa: SLF001
-        now = (time.perf_counter(), self._shared.swapper.stats().stalled_s)
-        if self._ended is not None:
-            self._compute_s = max(0.0, (now[0] - self._ended[0]) - (now[1] - self._ended[1]))
-        self._ended = now
+        self._shared.end_step()
 
     def _close(self) -> None:
         self._activations.close()
@@ -210,7 +206,8 @@ class _TrainingRun:
         uses, sizes = (step, self._shared.sizes) if step else self._expected()
         memory = self._shared.swapper.stats().memory_bytes
         read, write = (None, None) if self._speeds is None else self._speeds
-        return OffloadPlan(memory, plan_parts(uses, sizes, memory, PARTS), bool(step), read, write, self._compute_s)
+        parts = plan_parts(uses, sizes, memory, PARTS)
+        return OffloadPlan(memory, parts, bool(step), read, write, self._shared.compute_s)
 
     def _expected(self) -> tuple[list[Use], dict[str, int]]:
         """Return the uses of a step before one was made: in module order, and without activations."""

@@ -6,6 +6,7 @@ That order is the schedule of the next step, so memory always holds the tensors 
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -58,6 +59,9 @@ class SharedSwapper:
         self.sizes: dict[str, int] = {}
         self.step: tuple[Use, ...] = ()
         """The uses of the last step. Empty before its end."""
+        self.compute_s: float | None = None
+        """Seconds from the first use of the last step to its end, without waits for the disk."""
+        self._began = (0.0, 0.0)
 
     def part(self, name: str, kinds: Mapping[str, str] | None = None) -> SwapperPart:
         """Make a part.
@@ -78,6 +82,8 @@ class SharedSwapper:
         """Record a use in the step that runs."""
         if nbytes is not None:
             self.sizes[key] = nbytes
+        if not self._uses and action != "delete":
+            self._began = self._clock()
         if len(self._uses) < _USES_MAX:
             self._uses.append(Use(kind, key, action))
 
@@ -90,8 +96,13 @@ class SharedSwapper:
             if is_new:
                 self._order = order
             self.step = tuple(uses)
+            (now, stalled), (began, stalled_before) = self._clock(), self._began
+            self.compute_s = max(0.0, now - began - (stalled - stalled_before))
         if is_new and not self.swapper.is_closed:
             self.swapper.schedule(order, repeat=True)
+
+    def _clock(self) -> tuple[float, float]:
+        return time.perf_counter(), self.swapper.stats().stalled_s
 
     def close_part(self, name: str) -> None:
         """Close the swapper if no other part is open."""
