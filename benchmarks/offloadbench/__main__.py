@@ -110,7 +110,9 @@ def summed(found: list[dict[str, float]], ours: list[dict[str, float]]) -> dict[
 def main() -> int:
     """Parse the options, measure, and write the record."""
     parser = argparse.ArgumentParser(prog="offloadbench", description=__doc__)
-    parser.add_argument("--tools", default=",".join(TOOLS), help=f"some of {', '.join(TOOLS)} (default: all)")
+    whole = [tool for tool in TOOLS if tool != "only activations"]
+    parser.add_argument("--tools", default=",".join(whole), help=f"some of {', '.join(TOOLS)}")
+    parser.add_argument("--name", default="offload", help="of the record")
     parser.add_argument("--memory", default="256MB", help="bound of deepnvme (default: 256MB)")
     parser.add_argument("--batch", type=int, default=8, help=f"sequences of {CONTEXT} words in a step (default: 8)")
     command.add_options(parser, rounds=7)
@@ -134,7 +136,7 @@ def main() -> int:
             "plan": plan,
             "samples": steps,
         }
-        path = command.write_record(arguments.results, "offload", scratch, fields)
+        path = command.write_record(arguments.results, arguments.name, scratch, fields)
     words, size = arguments.batch * CONTEXT, f"{_STATE_BYTES / _GB:.2f} GB with gradients and moments"
     print(f"{_WEIGHTS / 1e6:.0f} million weights, {size}, {words} tokens a step")
     heads = {"min - max": 15, "tokens/s": 9, "CPU s": 6, "GB read": 8, "written": 8, "peak GB": 8}

@@ -74,6 +74,16 @@ def ours(*, in_backward: bool) -> Callable[[str, str], Callable[[torch.Tensor], 
     return make
 
 
+def activations_only(folder: str, memory: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    """``deepnvme.offload_activations``, and everything else in memory."""
+    import deepnvme  # noqa: PLC0415
+
+    model = Model()
+    activations = deepnvme.offload_activations(folder, memory=memory)
+    activations.wrap(model)
+    return step_with(model, torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0, foreach=False))
+
+
 def deepspeed_with(op: str) -> Callable[[str, str], Callable[[torch.Tensor], torch.Tensor]]:
     """ZeRO-3 with optimizer and parameters on disk, on DeepSpeed's op or on ours."""
 
@@ -101,6 +111,7 @@ TOOLS = {
     "deepnvme": ours(in_backward=False),
     "deepnvme in backward": ours(in_backward=True),
     "torch in memory": torch_in_memory,
+    "only activations": activations_only,
     "DeepSpeed": deepspeed_with("DeepSpeed"),
     "DeepSpeed on deepnvme": deepspeed_with("deepnvme"),
 }

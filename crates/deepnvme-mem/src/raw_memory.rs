@@ -15,6 +15,9 @@ use crate::rows::Rows;
 use crate::runs::Runs;
 use crate::strided::Strided;
 
+/// Bytes of a copy between regions that goes through a buffer. It stays in the caches.
+const STEP_BYTES: usize = 256 << 10;
+
 /// Keeps memory alive. The memory is freed when the last clone is dropped, on any thread.
 pub type Owner = Arc<dyn Any + Send + Sync>;
 
@@ -213,6 +216,38 @@ impl RawMemory {
             match &self.runs {
                 None => non_temporal::copy(source.as_ptr(), self.start.add(to), source.len()),
                 Some(runs) => runs.scatter(self.start, to, source.as_ptr(), source.len()),
+            }
+        }
+    }
+
+    /// Copies all logical bytes of `source` over those from `to` on, past the caches where both are contiguous and do not
+    /// overlap.
+    ///
+    /// # Safety
+    /// The memory was created writable.
+    pub(crate) unsafe fn copy_region_in(&self, to: usize, source: &Self) {
+        self.assert_copyable(to, source.len);
+        source.assert_copyable(0, source.len);
+        let target = self.start.wrapping_add(to);
+        let is_disjoint = source.start.addr().abs_diff(target.addr()) >= source.len;
+        if self.runs.is_none() && source.runs.is_none() {
+            // SAFETY: both ranges were checked, their owners keep them valid, and this memory is writable, as the caller of
+            // `copy_region_in` ensures. `copy` is for ranges that overlap.
+            return unsafe {
+                if is_disjoint {
+                    non_temporal::copy(source.start, target, source.len);
+                } else {
+                    ptr::copy(source.start, target, source.len);
+                }
+            };
+        }
+        let mut step = vec![0; STEP_BYTES.min(source.len)];
+        for from in (0..source.len).step_by(STEP_BYTES) {
+            let len = STEP_BYTES.min(source.len - from);
+            // SAFETY: the buffer has `len` bytes, and this memory is writable, as the caller of `copy_region_in` ensures.
+            unsafe {
+                source.copy_out(from, step.as_mut_ptr(), len);
+                self.copy_in(to + from, step.as_ptr(), len);
             }
         }
     }

@@ -136,6 +136,16 @@ impl RegionMut {
         unsafe { self.raw.copy_in_non_temporal(at, source) }
     }
 
+    /// Copies all bytes of another region on the host over the logical bytes from `at` on, for bytes that are read much
+    /// later. Concurrent copies must be disjoint.
+    ///
+    /// # Panics
+    /// If the range is out of bounds, or one of the two is not on the host.
+    pub fn copy_from_region(&self, at: usize, source: &Region) {
+        // SAFETY: a `RegionMut` is writable.
+        unsafe { self.raw.copy_region_in(at, &source.raw) }
+    }
+
     /// Returns the buffer that this region was created from.
     ///
     /// # Errors

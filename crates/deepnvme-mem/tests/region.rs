@@ -194,3 +194,48 @@ fn a_layout_that_was_not_checked_is_refused() {
     // SAFETY: no byte of it is read.
     let _ = unsafe { Region::from_strided(ptr::null_mut(), layout, Device::Host, Arc::new(())) };
 }
+
+#[test]
+fn a_region_is_copied_into_another() {
+    for len in [0, 1, 4095, 4096, 70_001, 600_000] {
+        let source: Vec<u8> = (0..len as u32).map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+        let target = Buffer::zeroed(len + 20).unwrap().into_region();
+        target.copy_from_region(7, &Region::from_vec(source.clone()));
+        let found = bytes_of(&target.region());
+        assert!(found[7..7 + len] == source && found[..7] == [0; 7] && found[7 + len..] == [0; 13], "{len} bytes");
+    }
+}
+
+#[test]
+fn strided_regions_are_copied_in_their_order() {
+    const ROWS: usize = 1000;
+    let mut memory: Vec<u8> = (0..ROWS * 400).map(|index| (index * 7 % 251) as u8).collect();
+    let layout = || Strided::new(vec![400, ROWS], vec![1, 400], 1).unwrap();
+    // SAFETY: the layout covers the vector, which outlives the region.
+    let columns = unsafe { Region::from_strided(memory.as_mut_ptr(), layout(), Device::Host, Arc::new(())) };
+    let target = Buffer::zeroed(ROWS * 400).unwrap().into_region();
+    target.copy_from_region(0, &columns);
+    assert_eq!(bytes_of(&target.region()), bytes_of(&columns));
+    let mut transposed = vec![0_u8; ROWS * 400];
+    // SAFETY: as above.
+    let back = unsafe { Region::from_strided(transposed.as_mut_ptr(), layout(), Device::Host, Arc::new(())) };
+    // SAFETY: the vector is writable, and each byte is in the layout once.
+    unsafe { RegionMut::from_region(back) }.copy_from_region(0, &target.region());
+    assert_eq!(transposed, memory);
+    memory.clear();
+}
+
+#[test]
+fn overlapping_parts_are_copied_as_by_memmove() {
+    let buffer = Buffer::zeroed(10_000).unwrap().into_region();
+    let before: Vec<u8> = (0..10_000_u32).map(|index| (index % 253) as u8).collect();
+    buffer.copy_from_slice(0, &before);
+    buffer.copy_from_region(100, &buffer.region().slice(0..9000));
+    assert_eq!(bytes_of(&buffer.region())[100..9100], before[..9000]);
+}
+
+#[test]
+#[should_panic(expected = "outside a region")]
+fn a_region_that_does_not_fit_is_not_copied() {
+    Buffer::zeroed(10).unwrap().into_region().copy_from_region(1, &Region::from_vec(vec![0; 10]));
+}

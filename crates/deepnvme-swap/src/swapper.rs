@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use deepnvme_io::mem::{Arena, ParentOnly, Region};
+use deepnvme_io::mem::{Arena, Device, ParentOnly, Region};
 use deepnvme_io::{Engine, Error as IoError, register_waiting, register_with_driver, start_thread};
 
 use crate::borrowed::Borrowed;
@@ -24,7 +24,7 @@ use crate::sync::outer::thread::{self, JoinHandle};
 const BUDGET_BYTES_MAX: usize = 1 << 30;
 /// The fraction of memory that each of the two may take by default: three eighths.
 const BUDGET_FRACTION: (usize, usize) = (3, 8);
-/// Bytes per copy into a slot.
+/// Bytes per copy of GPU memory into a slot.
 const COPY_BYTES: usize = 1 << 20;
 
 /// Tensors by key, stored on disk and borrowed in bounded memory. Can be shared between threads.
@@ -113,6 +113,11 @@ impl Swapper {
         let gpus = self.scheduler.engine.gpu_access();
         gpus.record_events([source])?.wait()?;
         let target = borrowed.target();
+        if source.device() == Device::Host {
+            target.copy_from_region(0, source);
+            borrowed.commit();
+            return Ok(());
+        }
         let mut step = vec![0; COPY_BYTES.min(source.len())];
         for at in (0..source.len()).step_by(COPY_BYTES) {
             let bytes = COPY_BYTES.min(source.len() - at);

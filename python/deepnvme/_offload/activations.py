@@ -27,6 +27,7 @@ from deepnvme._swap.shared import SwapperPart
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.devices import relaxed_capture_for
 from deepnvme._utils.end_watch import EndWatch
+from deepnvme._utils.heap import HEAP
 from deepnvme._utils.interrupts import is_of_handler, make_lock
 from deepnvme._utils.public import parse_bytes, public, warn_caller
 from deepnvme.errors import ClosedError, Error
@@ -294,6 +295,7 @@ class ActivationOffload:
 
     def _store(self, tensor: torch.Tensor, start: int, nbytes: int) -> _Stored | None:
         self._drop_ended()
+        HEAP.moved(nbytes)
         storage, root = tensor.untyped_storage(), _root(tensor)
         root_bytes = _span_bytes(root)
         if root_bytes * _WHOLE_FRACTION_MIN <= nbytes < root_bytes:
@@ -334,6 +336,7 @@ class ActivationOffload:
 
     def _read(self, saved: _MovedTensor) -> torch.Tensor:
         self._drop_ended()
+        HEAP.moved(saved.nbytes)
         with self._lock:
             order = list(reversed(self._order)) if self._is_unordered else None
             self._is_unordered = False

@@ -18,7 +18,7 @@ from deepnvme._offload.plan import OffloadPlan, plan_parts
 from deepnvme._swap.shared import SharedSwapper, Use
 from deepnvme._swap.swapper import Swapper
 from deepnvme._swap.values import make_swap_folders
-from deepnvme._utils.memory import check_available, return_large_blocks
+from deepnvme._utils.memory import check_available
 from deepnvme._utils.public import parse_bytes, public
 from deepnvme.errors import UnsupportedError
 from deepnvme.optim._optimizer import OptimizerBase
@@ -128,7 +128,6 @@ def offload(
             f"half of memory; memory={lacking.enough * _BLOCK_DIVISOR} is enough"
         )
         raise MemoryError(msg)
-    return_large_blocks()
     buffers = BufferPool(min(nbytes // _BUFFERS_DIVISOR, _BUFFERS_BYTES_MAX))
     shared_bytes = nbytes - buffers.bytes_max
     shared = SharedSwapper(Swapper(swap_dir, memory=shared_bytes, checksums=checksums, engine=engine))

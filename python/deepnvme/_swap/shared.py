@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from deepnvme._utils.heap import HEAP
 from deepnvme._utils.interrupts import make_lock
 from deepnvme.errors import ClosedError
 
@@ -82,6 +83,7 @@ class SharedSwapper:
         """Record a use in the step that runs."""
         if nbytes is not None:
             self.sizes[key] = nbytes
+        HEAP.moved(self.sizes.get(key, 0))
         if not self._uses and action != "delete":
             self._began = self._clock()
         if len(self._uses) < _USES_MAX:

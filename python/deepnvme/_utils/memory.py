@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
 # A remedy leaves a quarter of the available memory to the rest of the program.
 _REMEDY_FRACTION = 3 / 4
 _MB, _GB = 10**6, 10**9
-# An option of glibc: larger blocks have a mapping of their own.
-_M_MMAP_THRESHOLD, _LARGE_BYTES = -3, 1 << 20
 
 
 def check_available(nbytes: int, name: str = "memory") -> None:
@@ -45,17 +42,6 @@ def refused(nbytes: int, available: int | None = None, name: str = "memory") -> 
     text = f"{amount // _GB}GB" if amount >= 10 * _GB else f"{amount // _MB}MB"
     remedy = f"use {name}='{text}' or less" if amount >= _MB else "end other programs first"
     return OutOfMemoryError(f"{name} is {nbytes:,} bytes, and {available:,} are available on this machine; {remedy}")
-
-
-def return_large_blocks() -> None:
-    """Let the C library return the memory of large tensors to the system as soon as they are freed.
-
-    glibc keeps such memory for the next tensors once it has seen some of them. With small tensors that live longer in
-    between, it keeps a multiple of what is in use. Other libraries lack this call.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 @contextmanager

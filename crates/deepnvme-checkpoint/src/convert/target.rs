@@ -111,7 +111,8 @@ pub(super) fn archive(
         }
         if entry.tensor.name.len() > state::NAME_BYTES_MAX {
             let (start, most) = (entry.tensor.name.chars().take(40).collect::<String>(), state::NAME_BYTES_MAX);
-            let text = format!("the name of the tensor {start:?}... has more than {most} bytes, too many for an archive");
+            let text =
+                format!("the name of the tensor {start:?}... has more than {most} bytes, too many for an archive");
             return Err(Error::format(path, deepnvme_format::Error::Unsupported(text)));
         }
         pickle.text(&entry.tensor.name);
