@@ -1,4 +1,4 @@
-"""Train a model with its parameters, gradients and optimizer state on disk.
+"""Train a model with its parameters, gradients, optimizer state and activations on disk.
 
 Usage: python examples/offload_training.py [FOLDER]
 """
@@ -23,11 +23,8 @@ def main(folder: Path) -> None:
     nbytes = sum(parameter.nbytes for parameter in model.parameters())
     print(f"{nbytes / 1e6:.0f} MB of parameters, the same of gradients, {2 * nbytes / 1e6:.0f} MB of moments")
 
-    # From here on a block's parameters are in memory only while the block runs.
-    offloading = deepnvme.offload_parameters(model, memory="4MB", swap_dir=folder)
-    # The optimizer keeps its state on disk, and moves gradients there as soon as autograd has made them.
-    optimizer = deepnvme.optim.AdamW(model.parameters(), lr=1e-4, swap_dir=folder, memory="4MB", swap_gradients=True)
-    offloading.attach(optimizer)
+    # From here on, all of them and the activations are on disk, and share this memory while they are used.
+    model, optimizer = deepnvme.offload(model, torch.optim.AdamW, lr=1e-4, memory="8MB", swap_dir=folder)
 
     inputs = torch.randn(32, 512)
     targets = inputs.sum(1, keepdim=True) / 16
@@ -39,14 +36,13 @@ def main(folder: Path) -> None:
         optimizer.zero_grad()
         print(f"step {step}: loss {loss.item():.4f}, {time.perf_counter() - started:.2f} s")
 
-    for what, stats in (("parameters", offloading.stats()), ("optimizer", optimizer.swap_stats())):
-        peak, limit = stats.resident_bytes_peak / 1e6, stats.memory_bytes / 1e6
-        print(f"{what}: at most {peak:.0f} of {limit:.0f} MB in memory, {stats.stored_bytes / 1e6:.0f} MB on disk")
-        print(f"  read {stats.bytes_read / 1e6:.0f} MB, wrote {stats.bytes_written / 1e6:.0f} MB")
+    print(optimizer.plan)
+    stats = model.offloading.stats()
+    peak, limit = stats.resident_bytes_peak / 1e6, stats.memory_bytes / 1e6
+    print(f"at most {peak:.0f} of {limit:.0f} MB in memory, {stats.stored_bytes / 1e6:.0f} MB on disk")
 
-    offloading.save(folder / "model.safetensors")  # one file in memory at a time
+    model.offloading.save(folder / "model.safetensors")  # one file in memory at a time
     optimizer.close()
-    offloading.close()
 
 
 if __name__ == "__main__":

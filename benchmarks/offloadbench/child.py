@@ -40,7 +40,7 @@ def step_with(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Calla
 
     def step(text: torch.Tensor) -> torch.Tensor:
         loss = loss_of(model, text)
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         optimizer.zero_grad()
         return loss.detach()
