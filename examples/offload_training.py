@@ -7,6 +7,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 try:
     import torch
@@ -37,11 +38,12 @@ def main(folder: Path) -> None:
         print(f"step {step}: loss {loss.item():.4f}, {time.perf_counter() - started:.2f} s")
 
     print(optimizer.plan)
-    stats = model.offloading.stats()
+    offloading: Any = model.offloading
+    stats = offloading.stats()
     peak, limit = stats.resident_bytes_peak / 1e6, stats.memory_bytes / 1e6
     print(f"at most {peak:.0f} of {limit:.0f} MB in memory, {stats.stored_bytes / 1e6:.0f} MB on disk")
 
-    model.offloading.save(folder / "model.safetensors")  # one file in memory at a time
+    offloading.save(folder / "model.safetensors")  # one file in memory at a time
     optimizer.close()
 
 

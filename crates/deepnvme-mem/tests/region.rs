@@ -217,7 +217,7 @@ fn strided_regions_are_copied_in_their_order() {
     target.copy_from_region(0, &columns);
     assert_eq!(bytes_of(&target.region()), bytes_of(&columns));
     let mut transposed = vec![0_u8; ROWS * 400];
-    // SAFETY: as above.
+    // SAFETY: the layout covers this vector, which outlives the region.
     let back = unsafe { Region::from_strided(transposed.as_mut_ptr(), layout(), Device::Host, Arc::new(())) };
     // SAFETY: the vector is writable, and each byte is in the layout once.
     unsafe { RegionMut::from_region(back) }.copy_from_region(0, &target.region());
