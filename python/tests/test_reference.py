@@ -111,6 +111,8 @@ def is_made_by_the_package(each: Documented) -> bool:
     made = {
         "ActivationOffload",
         "ActivationStats",
+        "OffloadPlan",
+        "PartPlan",
         "BackendProbe",
         "Borrowed",
         "Checkpoint",
