@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 from statistics import median
 from typing import TYPE_CHECKING
 
 from common import command
+from common.child import Child
 from common.disk_idle import idle_disk
 from common.round_order import order
 from offloadbench.child import TOOLS
@@ -28,41 +27,6 @@ _WEIGHTS = 12 * WIDTH * WIDTH * LAYERS + 2 * WORDS * WIDTH + CONTEXT * WIDTH
 _STATE_BYTES = 16 * _WEIGHTS
 
 
-class Child:
-    """A training run in its own process."""
-
-    def __init__(self, tool: str, folder: Path, arguments: argparse.Namespace) -> None:
-        folder.mkdir()
-        self.log = folder.with_suffix(".log")
-        with self.log.open("w") as errors:
-            started = [sys.executable, "-m", "offloadbench.child", tool, str(folder), arguments.memory]
-            self._process = subprocess.Popen(
-                [*started, str(arguments.batch)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-            )
-
-    def step(self) -> dict[str, float]:
-        """Have it make one step.
-
-        Raises:
-            RuntimeError: it ended.
-        """
-        print("step", file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise RuntimeError(self.log.read_text()[-2000:])
-        answer: dict[str, float] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
-
-
 def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, list[dict[str, float]]], str]:
     """Return the counted steps of each tool, and the last plan. Ours and torch have the same losses, bit for bit.
 
@@ -72,15 +36,19 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, lis
     tools = arguments.tools.split(",")
     steps: dict[str, list[dict[str, float]]] = {tool: [] for tool in tools}
     children: dict[str, Child] = {}
+    logs: dict[str, Path] = {}
     with idle_disk(scratch) as disk:
         try:
             for index, tool in enumerate(tools):
-                children[tool] = Child(tool, scratch / str(index), arguments)
+                folder, logs[tool] = scratch / str(index), scratch / f"{index}.log"
+                folder.mkdir()
+                options = (tool, str(folder), arguments.memory, str(arguments.batch))
+                children[tool] = Child("offloadbench.child", *options, log=logs[tool])
             for index in range(arguments.rounds + _UNCOUNTED):
                 losses = {}
                 for tool in order(tools, index):
                     disk.wait()
-                    answer = children[tool].step()
+                    answer = children[tool].ask({})
                     losses[tool] = answer["loss"]
                     if index >= _UNCOUNTED:
                         steps[tool].append(answer)
@@ -88,10 +56,10 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> tuple[dict[str, lis
                 exact = {loss for tool, loss in losses.items() if not tool.startswith("DeepSpeed")}
                 if len(exact) > 1 or max(losses.values()) - min(losses.values()) > 1e-2 * max(losses.values()):
                     raise RuntimeError(f"the losses of step {index} differ: {losses}")
-            plan = children["deepnvme"].log.read_text() if "deepnvme" in children else ""
+            plan = logs["deepnvme"].read_text() if "deepnvme" in children else ""
         finally:
             for child in children.values():
-                child.close()
+                child.kill()
     return steps, plan[plan.rfind("memory for all parts") - 20 :].strip()
 
 

@@ -1,20 +1,18 @@
-"""``python -m offloadbench.child TOOL FOLDER MEMORY BATCH``: train, one step for each line of standard input.
+"""``python -m offloadbench.child TOOL FOLDER MEMORY BATCH``: train, one step for each request.
 
-The reply is one line of JSON: seconds of the step, CPU seconds of all threads, bytes from and to the disk, the
+The reply has seconds of the step, CPU seconds of all threads, bytes from and to the disk, the
 peak of resident memory above that after the imports, and the loss.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from common.child import serve
 from zerobench.child import CONTEXT, WORDS, Model, config, prepare, spent
 
 if TYPE_CHECKING:
@@ -117,26 +115,25 @@ TOOLS = {
 }
 
 
-def main() -> None:
-    """Train as often as asked."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the function that makes a step."""
     tool, folder, memory, batch = sys.argv[1:]
     torch.manual_seed(1)
     before = resident("VmRSS")
     step = TOOLS[tool](folder, memory)
     generator = torch.Generator().manual_seed(2)
-    for _ in sys.stdin:
+
+    def answer(_: dict[str, Any]) -> dict[str, Any]:
         text = torch.randint(0, WORDS, (int(batch), CONTEXT + 1), generator=generator)
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         began = spent()
         loss = step(text)
-        took = [after - before_ for before_, after in zip(began, spent(), strict=True)]
-        answer = dict(zip(("step_s", "cpu_s", "read_bytes", "write_bytes"), took, strict=True))
-        answer.update(loss=loss.item(), resident_bytes=resident("VmHWM") - before, time=time.time())
-        print(json.dumps(answer), file=answers, flush=True)
-    os._exit(0)
+        took = [after - at_start for at_start, after in zip(began, spent(), strict=True)]
+        fields = dict(zip(("step_s", "cpu_s", "read_bytes", "write_bytes"), took, strict=True))
+        return {**fields, "loss": loss.item(), "resident_bytes": resident("VmHWM") - before}
+
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    serve(make)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from common import command
+from common.child import Child
 from common.disk_idle import idle_disk
 from common.round_order import order
 from zerobench.child import AIO, CONTEXT, LAYERS, ROWS, WIDTH, WORDS
@@ -20,38 +19,6 @@ from zerobench.child import AIO, CONTEXT, LAYERS, ROWS, WIDTH, WORDS
 OPS = ("deepnvme", "DeepSpeed")
 # The first steps make files, moments and the order in which parameters are fetched.
 _UNCOUNTED = 2
-
-
-class Child:
-    """A training run in its own process."""
-
-    def __init__(self, op: str, row: str, scratch: Path) -> None:
-        folder = scratch / op
-        folder.mkdir()
-        self._log = scratch / f"{op}.log"
-        with self._log.open("w") as errors:
-            command = [sys.executable, "-m", "zerobench.child", op, row, str(folder)]
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-
-    def step(self) -> dict[str, float]:
-        """Have it make one step.
-
-        Raises:
-            RuntimeError: it ended.
-        """
-        print("step", file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise RuntimeError(self._log.read_text()[-2000:])
-        answer: dict[str, float] = json.loads(line)
-        return answer
-
-    def close(self) -> None:
-        """End it."""
-        self._process.kill()
-        self._process.wait()
 
 
 def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, float]]]:
@@ -65,12 +32,14 @@ def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, fl
     with idle_disk(scratch) as disk:
         try:
             for op in OPS:
-                children[op] = Child(op, row, scratch)
+                folder = scratch / op
+                folder.mkdir()
+                children[op] = Child("zerobench.child", op, row, str(folder), log=scratch / f"{op}.log")
             for index in range(rounds + _UNCOUNTED):
                 losses = set()
                 for op in order(OPS, index):
                     disk.wait()
-                    answer = children[op].step()
+                    answer = children[op].ask({})
                     losses.add(answer["loss"])
                     if index >= _UNCOUNTED:
                         steps[op].append(answer)
@@ -79,7 +48,7 @@ def measure(row: str, rounds: int, scratch: Path) -> dict[str, list[dict[str, fl
                     raise RuntimeError(f"the losses of step {index} differ: {losses}")
         finally:
             for child in children.values():
-                child.close()
+                child.kill()
     return steps
 
 

@@ -1,22 +1,26 @@
-"""``python -m zerobench.child OP ROW FOLDER``: train a language model, one step for each line of standard input.
+"""``python -m zerobench.child OP ROW FOLDER``: train a language model, one step for each request.
 
 Without arguments, compile DeepSpeed's Adam and exit.
 
-The reply is one line of JSON: seconds of the step and of its forward and backward passes, CPU seconds of all
+The reply has seconds of the step and of its forward and backward passes, CPU seconds of all
 threads, bytes from and to the disk, the loss.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from common.child import serve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Each block is 12 * WIDTH * WIDTH weights, and there are two tables of WORDS * WIDTH.
 WIDTH, LAYERS, WORDS, CONTEXT = 1024, 4, 8192, 32
@@ -131,13 +135,8 @@ def prepare(op: str) -> Any:
     return deepspeed
 
 
-def main() -> None:
-    """Train as often as asked."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    if len(sys.argv) == 1:
-        prepare("DeepSpeed").ops.op_builder.CPUAdamBuilder().load()
-        return
+def make() -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return the function that makes a step."""
     op, row, folder = sys.argv[1:]
     deepspeed = prepare(op)
     torch.manual_seed(1)
@@ -147,7 +146,8 @@ def main() -> None:
         model = Model()
     engine, *_ = deepspeed.initialize(model=model, config=settings, model_parameters=list(model.parameters()))
     generator = torch.Generator().manual_seed(2)
-    for _ in sys.stdin:
+
+    def answer(_: dict[str, Any]) -> dict[str, Any]:
         text = torch.randint(0, WORDS, (1, CONTEXT + 1), generator=generator)
         began = spent()
         loss = torch.nn.functional.cross_entropy(engine(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
@@ -155,11 +155,14 @@ def main() -> None:
         computed = time.perf_counter()
         engine.step()
         took = [after - before for before, after in zip(began, spent(), strict=True)]
-        answer = dict(zip(("step_s", "cpu_s", "read_bytes", "write_bytes"), took, strict=True))
-        answer.update(loss=loss.item(), passes_s=computed - began[0])
-        print(json.dumps(answer), file=answers, flush=True)
-    os._exit(0)
+        fields = dict(zip(("step_s", "cpu_s", "read_bytes", "write_bytes"), took, strict=True))
+        return {**fields, "loss": loss.item(), "passes_s": computed - began[0]}
+
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    if len(sys.argv) == 1:
+        prepare("DeepSpeed").ops.op_builder.CPUAdamBuilder().load()
+    else:
+        serve(make)
