@@ -40,6 +40,7 @@ __all__ = [
     "_SavePlan",
     "_SaveShard",
     "_SaveStaging",
+    "_SavedHooksScope",
     "_Saving",
     "_SetReplacement",
     "_SparseRowCache",
@@ -1536,6 +1537,12 @@ class _Swapper:
     def keys(self) -> list[str]: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
+
+@disjoint_base
+class _SavedHooksScope:
+    def __new__(cls, *arguments: Any, **options: Any) -> Self: ...
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: object) -> None: ...
 
 @disjoint_base
 class _BorrowScope:

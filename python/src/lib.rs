@@ -50,6 +50,7 @@ mod reaper;
 mod replace;
 mod request;
 mod rows;
+mod saved_hooks;
 mod settings;
 mod stats;
 mod streaming;
@@ -93,6 +94,7 @@ mod _deepnvme {
         reader::FileReader,
         replace::{_remove_leftovers, _retire_set, PrivateFolder, SetReplacement},
         rows::{_pack_rows, _packed_block_bytes, _parse_packed_rows, PyGather, PyRowStore},
+        saved_hooks::SavedHooksScope,
         settings::_parse_bytes,
         stats::Stats,
         streaming::{

@@ -194,6 +194,8 @@ class OnDiskParameter(nn.Parameter):
         name = getattr(func, "__name__", "")
         attribute = getattr(getattr(func, "__self__", None), "__name__", "")
         is_allowed = name in _WITHOUT_VALUES
+        # It may be among the `inputs` of another tensor's `backward`.
+        is_allowed |= name == "backward" and not isinstance(args[0], OnDiskParameter)
         if name == "is_pinned":
             return False  # torch's own asks for the memory
         if name in ("__get__", "__set__", "__delete__"):

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
-import threading
 import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from deepnvme._checkpoint.load_memory import BufferPool
+from deepnvme._deepnvme import _SavedHooksScope
 from deepnvme._modules.calls import wrap_forward
 from deepnvme._offload.saved_tensors import (
     KeptTensor,
@@ -37,11 +36,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
-    from typing_extensions import Self
 
     from deepnvme._deepnvme import Engine
     from deepnvme._swap.values import SwapStats
 
+    _Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
+
+_STORAGE: Any = torch.UntypedStorage
 _Module = TypeVar("_Module", bound="nn.Module")
 
 # A view of less than this fraction of its base is stored alone.
@@ -105,8 +106,9 @@ class _MovedTensor:
 class _Known:
     """A tensor whose bytes are stored, as long as its storage exists and the tensor has this version."""
 
-    # A `StorageWeakRef`. No other storage gets its address while this exists.
-    storage: Any
+    # A weak reference of torch, as a number. No other storage gets its address until it is freed. torch's class for it
+    # has a `__del__` in Python, where an interrupt would be lost.
+    storage: int
     storage_bytes: int
     # The tensor that has the version, and of which others are views.
     root: weakref.ref[torch.Tensor]
@@ -116,7 +118,8 @@ class _Known:
     def holds(self, tensor: torch.Tensor, start: int, nbytes: int) -> _Stored | None:
         """Return the stored bytes if they are those of a tensor of the same storage."""
         stored = self.stored()
-        is_same_storage = not self.storage.expired() and self.storage_bytes == tensor.untyped_storage().nbytes()
+        is_same_storage = not _STORAGE._expired(self.storage)  # noqa: SLF001
+        is_same_storage = is_same_storage and self.storage_bytes == tensor.untyped_storage().nbytes()
         if stored is None or not is_same_storage or self.version != tensor._version:  # noqa: SLF001
             return None
         if self.root() is _root(tensor):
@@ -129,7 +132,7 @@ class _Known:
 
 
 @public
-class ActivationOffload:
+class ActivationOffload(_SavedHooksScope):
     """Activations on disk, as :func:`offload_activations` returns it.
 
     Within a ``with`` block, and in wrapped modules, each tensor that autograd saves is copied to bounded memory at
@@ -159,24 +162,14 @@ class ActivationOffload:
         # The keys in the order in which they were stored.
         self._order: dict[str, None] = {}
         self._known: dict[int, _Known] = {}
+        weakref.finalize(self, _forget_all, self._known).atexit = False
         # The stored bytes that saved tensors need, each with its key.
         self._needed: EndWatch[str] = EndWatch()
         # Whether something was stored since the order of the backward pass was set.
         self._is_unordered = False
-        self._entered = threading.local()
         self._undo: list[Callable[[], object]] = []
         self._moved = self._shared = self._kept = self._stored_bytes = 0
         self._has_warned = False
-
-    def __enter__(self) -> Self:
-        self._check_open()
-        hooks = self._hooks(self._model)
-        hooks.__enter__()
-        self._stack().append(hooks)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack().pop().__exit__()
 
     def wrap(self, module: _Module) -> _Module:
         """Move the tensors that autograd saves in the calls of a module, until :meth:`close`.
@@ -198,7 +191,7 @@ class ActivationOffload:
         def around(forward: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(forward)
             def run(*args: Any, **kwargs: Any) -> Any:
-                with self._hooks(module):
+                with SavedTensorHooks(*self._hooks(module)):
                     return forward(*args, **kwargs)
 
             return run
@@ -237,18 +230,16 @@ class ActivationOffload:
         msg = "activations on disk belong to their process, and cannot be pickled or copied"
         raise TypeError(msg)
 
-    def _stack(self) -> list[SavedTensorHooks]:
-        found: list[SavedTensorHooks] | None = getattr(self._entered, "stack", None)
-        if found is None:
-            found = self._entered.stack = []
-        return found
-
     def _check_open(self) -> None:
         if self._swapper.is_closed:
             msg = "the activations were closed; call deepnvme.offload_activations again"
             raise ClosedError(msg)
 
-    def _hooks(self, model: nn.Module | None) -> SavedTensorHooks:
+    def _make_hooks(self) -> _Hooks:
+        self._check_open()
+        return self._hooks(self._model)
+
+    def _hooks(self, model: nn.Module | None) -> _Hooks:
         outer = outer_hooks()
         weights = frozenset() if model is None else _storages_of(model)
 
@@ -265,7 +256,7 @@ class ActivationOffload:
                 return kept_tensor(saved)
             return self._read(saved)
 
-        return SavedTensorHooks(pack, unpack)
+        return pack, unpack
 
     def _move(self, tensor: torch.Tensor, weights: frozenset[int]) -> _MovedTensor | None:
         """Store a tensor. ``None`` if it stays in memory."""
@@ -321,11 +312,14 @@ class ActivationOffload:
         with self._lock:
             self._is_unordered = True
             self._stored_bytes += nbytes
-            alive: Any = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
-            known = _Known(alive, storage.nbytes(), weakref.ref(root), version, weakref.ref(stored))
-            self._known[storage._cdata] = known  # noqa: SLF001
+            ended = [storage._cdata] if storage._cdata in self._known else []  # noqa: SLF001
             if len(self._known) > 2 * len(self._order) + 64:
-                self._known = {number: one for number, one in self._known.items() if one.stored() is not None}
+                ended += [number for number, one in self._known.items() if one.stored() is None]
+            for number in dict.fromkeys(ended):
+                _forget(self._known.pop(number))
+            reference: Any = storage._weak_ref()  # noqa: SLF001
+            known = _Known(reference, storage.nbytes(), weakref.ref(root), version, weakref.ref(stored))
+            self._known[storage._cdata] = known  # noqa: SLF001
         return stored
 
     def _warn(self, error: BaseException) -> None:
@@ -375,6 +369,15 @@ class ActivationOffload:
                 self._swapper.delete(key)
             # Last: the key may be used again from here on.
             self._order.pop(key, None)
+
+
+def _forget(known: _Known) -> None:
+    _STORAGE._free_weak_ref(known.storage)  # noqa: SLF001
+
+
+def _forget_all(known: dict[int, _Known]) -> None:
+    while known:
+        _forget(known.popitem()[1])
 
 
 def _can_move(tensor: torch.Tensor) -> bool:

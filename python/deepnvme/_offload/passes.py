@@ -267,7 +267,7 @@ class _CastView:
 
 def save_references(
     residence: Residence, groups: Sequence[ParameterGroup], ensure: Callable[[], None] | None
-) -> AbstractContextManager[None]:
+) -> AbstractContextManager[object]:
     """Save references into groups instead of their memory, for operations in the block.
 
     Args:

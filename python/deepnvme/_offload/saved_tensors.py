@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from deepnvme._deepnvme import _SavedHooksScope
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class SavedTensorHooks(AbstractContextManager[None]):
-    """Hooks for saved tensors, as ``torch.autograd.graph.saved_tensors_hooks``.
+class SavedTensorHooks(_SavedHooksScope):
+    """A ``with`` block with hooks for saved tensors, as ``torch.autograd.graph.saved_tensors_hooks``.
 
-    torch's own stay if Ctrl-C comes between their entry and the block. And their exit removes the innermost hooks, even
-    if those belong to another block by then.
+    torch's own stay if Ctrl-C comes at their begin or end. And their exit removes the innermost hooks, even if those
+    belong to another block by then.
     """
 
     def __init__(self, pack: Callable[[torch.Tensor], Any], unpack: Callable[[Any], torch.Tensor]) -> None:
-        self._pack, self._unpack = pack, unpack
+        self._functions = (pack, unpack)
 
-    def __enter__(self) -> None:
-        try:
-            torch._C._autograd._push_saved_tensors_default_hooks(self._pack, self._unpack)  # noqa: SLF001
-        except BaseException:
-            self.__exit__()
-            raise
-
-    def __exit__(self, *_: object) -> None:
-        top = outer_hooks()
-        if top is not None and top[0] is self._pack:
-            torch._C._autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001
+    def _make_hooks(self) -> tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]:
+        return self._functions
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,7 +25,6 @@ from deepnvme.errors import UnsupportedError
 from deepnvme.optim._optimizer import OptimizerBase
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Sequence
 
     from deepnvme._deepnvme import Engine
@@ -36,6 +36,8 @@ PARTS = ("parameters", "gradients", "state", "activations")
 # A block's parameters take at most this fraction of the memory, so that a group of state, its gradients and activations
 # find room as well, however the memory is divided.
 _BLOCK_DIVISOR = 2
+# A step borrows a few groups at a time, each of whole pages.
+_MEMORY_BYTES_MIN = 64 << 10
 # Idle buffers, into which activations are read, take this fraction of the memory, up to a number of bytes.
 _BUFFERS_DIVISOR, _BUFFERS_BYTES_MAX = 16, 64 << 20
 # Smaller activations stay in memory.
@@ -67,7 +69,9 @@ def offload(
     which they are used. From then on, memory holds those that are needed next, and they are read ahead. If everything
     fits, nothing is read or written.
 
-    Losses and weights are those of training in memory, bit for bit, unless gradients are clipped or rescaled. It is
+    Losses and weights are those of the same optimizer of :mod:`deepnvme.optim` in memory, bit for bit, unless gradients
+    are clipped or rescaled. For fp32 weights they are also those of ``torch.optim``; bf16 and fp16 weights get fp32
+    master weights, which torch lacks. A step consumes the gradients: ``.grad`` is ``None`` after it. It is
     :func:`offload_parameters`, an optimizer of :mod:`deepnvme.optim` with state and gradients on disk, and
     :func:`offload_activations`, and has their limits. It works with learning-rate schedulers, gradient accumulation,
     clipping, ``torch.autocast``, frozen parameters (LoRA), tied weights and activation checkpointing.
@@ -122,10 +126,14 @@ def offload(
     prepare(model)
     half = nbytes // _BLOCK_DIVISOR
     lacking = find_shortage(model, partitioned(model, half), half)
+    if lacking is None and nbytes < _MEMORY_BYTES_MIN:
+        msg = f"memory={nbytes} is too little for any model; memory={_MEMORY_BYTES_MIN} is the least"
+        raise MemoryError(msg)
     if lacking is not None:
+        enough = max(lacking.enough * _BLOCK_DIVISOR, _MEMORY_BYTES_MIN)
         msg = (
             f"memory={nbytes} is too little: {lacking.name} alone has {lacking.nbytes:,} bytes, and one layer may take "
-            f"half of memory; memory={lacking.enough * _BLOCK_DIVISOR} is enough"
+            f"half of memory; memory={enough} is enough"
         )
         raise MemoryError(msg)
     buffers = BufferPool(min(nbytes // _BUFFERS_DIVISOR, _BUFFERS_BYTES_MAX))
@@ -182,7 +190,7 @@ class _TrainingRun:
         speeds: tuple[float, float] | None,
     ) -> None:
         self._shared, self._offloading, self._activations, self._speeds = shared, offloading, activations, speeds
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer, self._process = weakref.ref(optimizer), os.getpid()
 
     def begin(self) -> None:
         """Follow the steps of the optimizer, and end with it."""
@@ -197,6 +205,8 @@ class _TrainingRun:
         self._shared.end_step()
 
     def _close(self) -> None:
+        if os.getpid() != self._process:
+            return  # it belongs to the parent
         self._activations.close()
         self._offloading.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,50 @@ def test_the_bound_that_is_enough(tmp_path: Path) -> None:
         deepnvme.offload(made(), torch.optim.AdamW, memory=64 << 10, swap_dir=tmp_path)
     enough = int(str(refused.value).rpartition("memory=")[2].split()[0])
     check_same(tmp_path, memory=enough)
+
+
+@pytest.mark.parametrize(("width", "layers"), [(1, 1), (30, 1), (33, 40), (64, 3), (100, 2)])
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_the_bound_that_is_enough_for_a_small_model(tmp_path: Path, width: int, layers: int, kind: Any) -> None:
+    def build() -> nn.Module:
+        return nn.Sequential(*[nn.Linear(width, width) for _ in range(layers)])
+
+    with pytest.raises(MemoryError) as refused:
+        deepnvme.offload(build(), kind, lr=0.1, memory=1, swap_dir=tmp_path)
+    enough = int(str(refused.value).rpartition("memory=")[2].split()[0])
+    model, optimizer = deepnvme.offload(build(), kind, lr=0.1, memory=enough, swap_dir=tmp_path)
+    for _ in range(2):
+        model(torch.randn(3, width)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    optimizer.close()
+
+
+def test_a_backward_pass_for_some_parameters(tmp_path: Path) -> None:
+    plain = made()
+    model, optimizer = deepnvme.offload(made(), torch.optim.SGD, lr=0.1, memory=MEMORY, swap_dir=tmp_path)
+    for one in (plain, model):
+        one(batches()[0]).square().mean().backward(inputs=[*one.blocks[2].parameters()])
+    optimizer.step()
+    torch.optim.SGD(plain.parameters(), lr=0.1, foreach=False).step()
+    optimizer.close()
+    for mine, theirs in zip(values(model), values(plain), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_child_closes_nothing(tmp_path: Path) -> None:
+    model, optimizer = deepnvme.offload(made(), torch.optim.SGD, lr=0.1, memory=MEMORY, swap_dir=tmp_path)
+    losses = train(model, optimizer)
+    child = os.fork()
+    if child == 0:
+        try:
+            optimizer.close()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert len(train(model, optimizer)) == len(losses)
+    optimizer.close()
 
 
 def test_optimizers_that_cannot(tmp_path: Path) -> None:

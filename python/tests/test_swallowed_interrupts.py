@@ -67,6 +67,31 @@ def test_lazy_tensors(tmp_path: Path, kind: str) -> None:
     assert raised == seen
 
 
+@pytest.mark.parametrize("all_parts", [False, True])
+def test_activations(tmp_path: Path, *, all_parts: bool) -> None:
+    model: Any = torch.nn.Sequential(*[torch.nn.Linear(128, 128) for _ in range(6)])
+    batch = torch.randn(200, 128)
+    if all_parts:
+        model, closes = deepnvme.offload(model, torch.optim.SGD, lr=0.0, memory="512KiB", swap_dir=tmp_path)
+    else:
+        closes = deepnvme.offload_activations(tmp_path, memory="300KB", bytes_min="4KiB")
+        closes.wrap(model)
+
+    def run() -> None:
+        for _ in range(4):
+            model.zero_grad()
+            model(batch).square().mean().backward()
+
+    run()
+    raised, seen, lost = interruptions(run, 400, 0.004)
+    closes.close()
+    # Hooks that stay would be called for every later operation of this thread.
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert raised > 50
+    assert lost == []
+    assert raised == seen
+
+
 def test_ends_are_noted_once() -> None:
     class Thing:
         pass
