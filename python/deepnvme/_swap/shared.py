@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from deepnvme._swap.swapper import Swapper
     from deepnvme._swap.values import Borrowed, SwapStats
 
+    _Action = Literal["create", "read", "change", "delete"]
+
 # Maximum length of the recorded order. No step of a real model is as long.
 _USES_MAX = 1 << 20
-
-Action = Literal["create", "read", "change", "delete"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Use:
 
     kind: str
     key: str
-    action: Action
+    action: _Action
 
 
 class SharedSwapper:
@@ -79,7 +79,7 @@ class SharedSwapper:
         """Whether the order of a step is known."""
         return bool(self._order)
 
-    def record(self, kind: str, key: str, action: Action, nbytes: int | None = None) -> None:
+    def record(self, kind: str, key: str, action: _Action, nbytes: int | None = None) -> None:
         """Record a use in the step that runs."""
         if nbytes is not None:
             self.sizes[key] = nbytes
@@ -124,7 +124,7 @@ class SwapperPart:
     def _key(self, key: str) -> str:
         return f"{self._name}/{key}"
 
-    def _record(self, key: str, action: Action, nbytes: int | None = None) -> None:
+    def _record(self, key: str, action: _Action, nbytes: int | None = None) -> None:
         kind = next((kind for prefix, kind in self._kinds.items() if key.startswith(prefix)), self._name)
         self.shared.record(kind, self._key(key), action, nbytes)
 

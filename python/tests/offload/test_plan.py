@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import random
+from typing import TYPE_CHECKING
 
 import pytest
 
 from deepnvme._offload.plan import OffloadPlan, PartPlan, plan_parts
-from deepnvme._swap.shared import Action, Use
+from deepnvme._swap.shared import Use
+
+if TYPE_CHECKING:
+    from deepnvme._swap.shared import _Action
 
 KIND = "parameters"
 
 
-def use(key: str, action: Action = "read") -> Use:
+def use(key: str, action: _Action = "read") -> Use:
     return Use(KIND, key, action)
 
 
