@@ -6,10 +6,10 @@ import atexit
 import io
 import os
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar, overload
 
 from deepnvme._deepnvme import StripeSet, _FileReader, _FileWriter
+from deepnvme._utils.end_watch import EndWatch
 from deepnvme._utils.metadata_file import parts_listed, warn_of_kept_parts
 from deepnvme._utils.public import WHOLE_MAX, check_engine, public, whole
 from deepnvme.errors import ClosedError, InvalidArgumentError
@@ -262,7 +262,7 @@ class Writer(_FileBase[_FileWriter]):
     def __init__(self, path: _Path, engine: Engine | None = None, durability: _Durability = "full") -> None:
         super().__init__(path)
         self._handle = _FileWriter(path, engine, durability)
-        _open_writers.add(self)
+        _open_writers.watch(self, None)
 
     def writable(self) -> bool:
         """Return True."""
@@ -322,11 +322,11 @@ class Writer(_FileBase[_FileWriter]):
 
 
 # Writers alive at exit are discarded explicitly: their finalisers may never run.
-_open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+_open_writers: EndWatch[None] = EndWatch(forgets=True)
 
 
 def _discard_writers() -> None:
-    for writer in list(_open_writers):
+    for writer in _open_writers.living():
         writer.__del__()
 
 

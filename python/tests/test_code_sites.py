@@ -56,7 +56,6 @@ INSTALLED = "a module of DeepSpeed's installation, which Python has imported bef
 READER = "torch's loop with DeepnvmeReader as its reader: repickle_safely has checked all that it unpickles"
 SPAWN = "a parent's own child: what it unpickles, its parent has sent"
 WITHOUT_PICKLE = "allow_pickle=False: numpy refuses arrays of objects; rows/test_commands.py tries one"
-WEAK_REFERENCE = "a weak reference to a storage, which pickles nothing"
 # File, function, name: why.
 ALLOWED = {
     ("_rows/commands.py", "_read_array", "numpy.load"): WITHOUT_PICKLE,
@@ -70,10 +69,6 @@ ALLOWED = {
         READER
     ),
     ("_checkpoint/safe_unpickler.py", "", "_compat_pickle"): "two tables of names",
-    ("_offload/activations.py", "", "torch.multiprocessing.reductions.StorageWeakRef"): WEAK_REFERENCE,
-    ("_offload/activations.py", "ActivationOffload._store", "torch.multiprocessing.reductions.StorageWeakRef"): (
-        WEAK_REFERENCE
-    ),
     ("_demo/command.py", "compare_checkpoints", "'torch.load'"): "the name of a tool, in a table",
     ("_demo/command.py", "torch_load", "torch.load"): "the demo's own file, with weights_only=True",
     ("_checkpoint/safe_unpickler.py", "_python3_name", "_compat_pickle.IMPORT_MAPPING.get"): "a table of names",

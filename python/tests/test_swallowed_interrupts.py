@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
 import sys
@@ -32,6 +33,9 @@ def interruptions(run: Callable[[], object], tries: int, seconds: float) -> tupl
         raised += 1
         raise InterruptError
 
+    # Objects of other tests would end meanwhile, among them those of Python's own weak sets.
+    gc.collect()
+    gc.disable()
     rng, hook = random.Random(3), sys.unraisablehook
     before = signal.signal(signal.SIGALRM, interrupt)
     sys.unraisablehook = lambda found: lost.append(found.object)
@@ -48,6 +52,7 @@ def interruptions(run: Callable[[], object], tries: int, seconds: float) -> tupl
     finally:
         signal.signal(signal.SIGALRM, before)
         sys.unraisablehook = hook
+        gc.enable()
     return raised, seen, lost
 
 

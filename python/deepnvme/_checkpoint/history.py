@@ -11,12 +11,12 @@ import errno
 import os
 import secrets
 import socket
-import weakref
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from deepnvme._checkpoint.checkpoint import Checkpoint, decode_manifest, encode_entry, new_checkpoint
 from deepnvme._checkpoint.distributed.parts import Place, place_of
 from deepnvme._deepnvme import _History
+from deepnvme._utils.end_watch import EndWatch
 from deepnvme._utils.public import first_of, warn_caller, whole
 from deepnvme.errors import (
     NotFoundError,
@@ -79,7 +79,7 @@ class History:
         self._committed_numbers: dict[int, int] = {}
         # The very objects that `reserve` has returned, by name.
         self._reserved: dict[str, Path] = {}
-        _instances.add(self)
+        _instances.watch(self, None)
         self.entries: list[Checkpoint] = []
         found = group.run_on_all(self._read)
         text, places = found[0][0], [place for _, place in found]
@@ -356,11 +356,11 @@ class History:
 
 
 # A forked child inherits the open lock file of every instance.
-_instances: weakref.WeakSet[History] = weakref.WeakSet()
+_instances: EndWatch[None] = EndWatch(forgets=True)
 
 
 def _abandon_all() -> None:
-    for history in list(_instances):
+    for history in _instances.living():
         history.abandon_lock()
 
 

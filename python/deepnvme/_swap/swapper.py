@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import math
 import os
-import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NoReturn
 
@@ -27,6 +26,7 @@ from deepnvme._swap.values import (
 )
 from deepnvme._utils.closing import ClosesAtEnd
 from deepnvme._utils.devices import relaxed_capture_for
+from deepnvme._utils.end_watch import EndWatch
 from deepnvme._utils.memory import check_available, refused
 from deepnvme._utils.public import check_engine, check_flag, parse_bytes, public, whole
 from deepnvme._utils.tensors import checked_dtype, contiguous_exactly, copy_exactly, without_gradients
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from deepnvme._deepnvme import Engine, _Borrowed
 
 # Closed at interpreter exit, so that no named file remains.
-_OPEN: weakref.WeakSet[Swapper] = weakref.WeakSet()
+_OPEN: EndWatch[None] = EndWatch(forgets=True)
 
 
 @public
@@ -111,7 +111,7 @@ class Swapper(ClosesAtEnd):
         except OutOfMemoryError as error:
             raise refused(nbytes) from error
         self._memory: torch.Tensor = torch.utils.dlpack.from_dlpack(self._swapper.capsule())
-        _OPEN.add(self)
+        _OPEN.watch(self, None)
 
     @property
     def pinning_error(self) -> str | None:
@@ -496,5 +496,5 @@ class Swapper(ClosesAtEnd):
 
 @atexit.register
 def _close_all() -> None:
-    for swapper in list(_OPEN):
+    for swapper in _OPEN.living():
         swapper.close()

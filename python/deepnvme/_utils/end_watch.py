@@ -22,14 +22,22 @@ class _Watched(weakref.ref[Any]):
 
 
 class EndWatch(Generic[_Value]):
-    """Objects that are watched, each with a value. They may end in any thread."""
+    """Objects that are watched, each with a value. They may end in any thread.
 
-    def __init__(self) -> None:
+    Args:
+        forgets: whether nobody asks for those that have ended, as in a set.
+    """
+
+    def __init__(self, *, forgets: bool = False) -> None:
+        self._forgets = forgets
         self._watched: dict[int, _Watched] = {}
         self._ended: deque[_Watched] = deque()
 
     def watch(self, item: object, value: _Value) -> None:
         """Watch an object that can have weak references."""
+        if self._forgets:
+            for _ in self.ended():
+                pass
         reference = _Watched(item, self._ended.append)
         reference.value = value
         self._watched[id(reference)] = reference

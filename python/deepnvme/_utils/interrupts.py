@@ -17,7 +17,7 @@ from deepnvme._utils.end_watch import EndWatch
 if TYPE_CHECKING:
     from types import CodeType
 
-_locks: EndWatch[None] = EndWatch()
+_locks: EndWatch[None] = EndWatch(forgets=True)
 # Interval in seconds at which waiting threads check for Ctrl-C, which may have stopped the call that should wake them.
 POLL_INTERVAL_S = 0.05
 
@@ -53,8 +53,6 @@ def make_lock() -> threading.RLock:
     each is free in the child, unless the thread that forked holds it.
     """
     lock = threading.RLock()
-    for _ in _locks.ended():
-        pass
     _locks.watch(lock, None)
     return lock
 
