@@ -145,7 +145,8 @@ def offload(
         # Closing the swapper, as the end of the interpreter does, ends this.
         speeds = disk_speed.measure(make_swap_folders(swap_dir), engine, lambda: shared.swapper.prefetch(()))
         offloading = begin(model, half, parts[0])
-        undo.append(offloading.close)
+        # The last first: the model is as before.
+        undo += [lambda: delattr(model, "offloading"), offloading.close]
         chosen = [one for one in model.parameters() if one.requires_grad] if params is None else params
         made = made_by(chosen, swap_dir=parts[1], memory=shared_bytes, swap_gradients=not in_backward, **settings)
         activations = ActivationOffload(parts[2], buffers, _ACTIVATION_BYTES_MIN, model)
@@ -155,7 +156,6 @@ def offload(
         offloading.attach(made, in_backward=in_backward)
         run.begin()
     except BaseException:
-        # The last first.
         while undo:
             undo.pop()()
         raise

@@ -1,5 +1,6 @@
 """Training with everything on disk, and activations on disk, during close, Ctrl-C, fork and exit."""
 
+from .offloading import beginning_cells
 from .results import CLOSED, GIVEN_UP, Cells
 from .training import MODEL
 
@@ -9,8 +10,11 @@ BEGINNING = (
     + """
 import copy
 twin = copy.deepcopy(model)
-def offload():
+def begin_training():
     return deepnvme.offload(model, torch.optim.AdamW, lr=1e-3, memory=24 << 20, swap_dir=".")
+def offload():
+    begin_training()
+    return model.offloading
 def is_as_before():
     return all(map(torch.equal, model.parameters(), twin.parameters()))
 """
@@ -18,7 +22,7 @@ def is_as_before():
 TRAINED = (
     BEGINNING
     + """
-_, optimizer = offload()
+_, optimizer = begin_training()
 plain = torch.optim.AdamW(twin.parameters(), lr=1e-3, foreach=False)
 def losses(one, its):
     loss = one(x).square().sum()
@@ -53,29 +57,7 @@ MOVED = "forward and backward with `offload_activations`"
 ROWS = (BEGIN, TRAIN, MOVED)
 
 CELLS: Cells = {
-    (BEGIN, "Ctrl-C"): (
-        "raises; all parameters are in memory, as before",
-        BEGINNING
-        + """
-ends_at_interrupt(offload)
-assert is_as_before()
-offload()[1].close()
-assert is_as_before()
-""",
-    ),
-    (BEGIN, "fork"): (
-        "moves them, with an engine of its own",
-        BEGINNING
-        + """
-def begin():
-    _, optimizer = offload()
-    assert model(x).shape == x.shape
-    optimizer.close()
-    assert is_as_before()
-in_child(begin)
-""",
-    ),
-    (BEGIN, "exit"): (GIVEN_UP, BEGINNING + "leave_closed(offload, busy())"),
+    **beginning_cells(BEGIN, BEGINNING),
     (TRAIN, "Ctrl-C"): (
         "raises; the next `step` goes on with a step that was stopped; otherwise repeat the pass after `zero_grad`",
         TRAINED

@@ -62,29 +62,37 @@ def gather():
 """
 )
 
-CELLS: Cells = {
-    (BEGIN, "Ctrl-C"): (
-        "raises; all parameters are in memory, as before",
-        BEGINNING
-        + """
+
+def beginning_cells(row: str, setup: str) -> Cells:
+    """Return the cells of a function that moves parameters, which ``setup`` calls ``offload``."""
+    return {
+        (row, "Ctrl-C"): (
+            "raises; all parameters are in memory, as before",
+            setup
+            + """
 ends_at_interrupt(offload)
 assert is_as_before() and not hasattr(model, "offloading")
 offload().close()
 assert is_as_before()
 """,
-    ),
-    (BEGIN, "fork"): (
-        "moves them, with an engine of its own",
-        BEGINNING
-        + """
+        ),
+        (row, "fork"): (
+            "moves them, with an engine of its own",
+            setup
+            + """
 def begin():
     with offload():
         assert model(x).shape == x.shape
     assert is_as_before()
 in_child(begin)
 """,
-    ),
-    (BEGIN, "exit"): (GIVEN_UP, BEGINNING + "leave_closed(offload, busy())"),
+        ),
+        (row, "exit"): (GIVEN_UP, setup + "leave_closed(offload, busy())"),
+    }
+
+
+CELLS: Cells = {
+    **beginning_cells(BEGIN, BEGINNING),
     (GATHERED, "Ctrl-C"): (
         "raises; nothing is held",
         GATHERING

@@ -57,12 +57,9 @@ class DeepnvmeWriter(StorageWriter):
 
     Example:
         >>> import torch.distributed.checkpoint as dcp
-        >>> from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
-        >>> state = {"weight": torch.ones(2, 3)}
-        >>> saved = dcp.save(state, storage_writer=DeepnvmeWriter("step_100"))
-        >>> target = {"weight": torch.zeros(2, 3)}
-        >>> dcp.load(target, storage_reader=DeepnvmeReader("step_100"))
-        >>> target["weight"].equal(state["weight"])
+        >>> from deepnvme.integrations.dcp import DeepnvmeWriter
+        >>> saved = dcp.save({"weight": torch.ones(2, 3)}, storage_writer=DeepnvmeWriter("step_100"))
+        >>> deepnvme.verify("step_100")["is_sound"]
         True
     """
 
