@@ -107,10 +107,9 @@ class KernelOptimizer(SteppingOptimizer):
                 group; no file is written.
 
         Example:
-            >>> model = torch.nn.Linear(512, 512)
-            >>> settings = {"swap_dir": ".", "memory": "1MB"}
-            >>> optimizer = deepnvme.optim.AdamW(model.parameters(), **settings)
-            >>> model(torch.randn(2, 512)).square().mean().backward()
+            >>> layer = torch.nn.Linear(512, 512)
+            >>> optimizer = deepnvme.optim.AdamW(layer.parameters(), swap_dir=".", memory="1MB")
+            >>> layer(torch.randn(2, 512)).sum().backward()
             >>> optimizer.step()
             >>> moved = optimizer.save_state("state.safetensors")
             >>> sum(moved.values()) >= 2 * 4 * 512 * 513  # two fp32 moments of each parameter
