@@ -149,6 +149,8 @@ def offload(
         undo += [lambda: delattr(model, "offloading"), offloading.close]
         chosen = [one for one in model.parameters() if one.requires_grad] if params is None else params
         made = made_by(chosen, swap_dir=parts[1], memory=shared_bytes, swap_gradients=not in_backward, **settings)
+        # Its hooks take gradients.
+        undo.append(made.close)
         activations = ActivationOffload(parts[2], buffers, _ACTIVATION_BYTES_MIN, model)
         undo.append(activations.close)
         activations.wrap(model)

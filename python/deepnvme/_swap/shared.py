@@ -81,12 +81,13 @@ class SharedSwapper:
 
     def record(self, kind: str, key: str, action: _Action, nbytes: int | None = None) -> None:
         """Record a use in the step that runs."""
-        if nbytes is not None:
+        has_room = len(self._uses) < _USES_MAX
+        if nbytes is not None and has_room:
             self.sizes[key] = nbytes
         HEAP.moved(self.sizes.get(key, 0))
         if not self._uses and action != "delete":
             self._began = self._clock()
-        if len(self._uses) < _USES_MAX:
+        if has_room:
             self._uses.append(Use(kind, key, action))
 
     def end_step(self) -> None:

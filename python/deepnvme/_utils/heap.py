@@ -27,7 +27,7 @@ class HeapTrimmer:
         self._least_bytes: int | None = None
 
     def moved(self, nbytes: int) -> None:
-        """Note that tensors of so many bytes were made or freed, and look at the memory now and then."""
+        """Count the bytes of tensors that were made or freed. Every 16 MiB, free memory is returned if it has grown."""
         self._moved_bytes += nbytes
         if self._moved_bytes < _INTERVAL_BYTES or self._trim is None:
             return
