@@ -52,7 +52,7 @@ class Checkpointer(ClosesAtEnd):
     """Save checkpoints into a folder, keep the newest ones, and restore them.
 
     Each checkpoint of one process is one file in the format of ``deepnvme.save``, such as ``step-00000010.pt``.
-    ``manifest.json`` lists the checkpoints that count. It is replaced atomically once a new file is complete and on
+    ``manifest.json`` lists the complete checkpoints. It is replaced atomically once a new file is complete and on
     disk, so a crash leaves the newest complete checkpoint. The next save removes the remains of an interrupted one.
     Other files that the manifest does not list are never touched. The newest checkpoint is the one that was saved last,
     whatever its step. If a run saves step 20, goes back, and saves step 10, then step 10 is the newest.
@@ -177,7 +177,7 @@ class Checkpointer(ClosesAtEnd):
 
     @property
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints that count, oldest first, including those saved by other processes."""
+        """The complete checkpoints, oldest first, including those saved by other processes."""
         self._check_process()
         self._history.refresh_if_unlocked()
         return list(self._history.entries)
@@ -387,7 +387,7 @@ class Checkpointer(ClosesAtEnd):
         """Copy parts that are on other machines' local disks to this machine.
 
         For ``layout="parts"`` in folders that machines do not share. All processes call it before ``restore``. It uses
-        16 MiB of memory, and disk space for the missing parts until the checkpoint is retired.
+        16 MiB of memory, and disk space for the missing parts until the checkpoint is removed.
 
         Args:
             step: the step of the checkpoint. Default: the newest.

@@ -135,15 +135,16 @@ def load(
     Raises:
         FileNotFoundError, PermissionError: as from ``open``.
         deepnvme.errors.UnsafeFileError: the file asks to run code; the message names it.
-        deepnvme.errors.CorruptFileError: the file is truncated or damaged; ``offset`` says where.
+        deepnvme.errors.CorruptFileError: the file is truncated or damaged; ``offset`` says where, if
+            that is known.
         deepnvme.errors.ChecksumError: the bytes are not those that were saved.
         deepnvme.errors.DeviceError: ``device`` or ``map_location`` names a GPU that torch cannot use here.
         KeyError: a name or pattern of ``only`` matches no tensor, or the file lacks a tensor that ``into`` names.
         deepnvme.errors.UnsupportedError: the format or a structure in the file is not supported; the message names it.
         deepnvme.errors.OutOfMemoryError: the machine, or the process, has too little memory for the tensors.
         deepnvme.errors.ClosedError: the engine was closed.
-        TypeError, ValueError: an argument is of the wrong type, two of them contradict each other, or ``verify="full"``
-            finds no checksums.
+        TypeError, ValueError: an argument is of the wrong type, two of them contradict each other, ``verify="full"``
+            finds no checksums, a dtype or shape of ``into`` differs, or a cast would lose values.
 
     Example:
         >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 2))

@@ -12,6 +12,7 @@ from deepnvme._offload.parameter_offload import ParameterOffload
 from deepnvme._swap.swapper import Swapper
 from deepnvme._utils.memory import check_available
 from deepnvme._utils.public import parse_bytes, public
+from deepnvme._utils.shards import is_dtensor
 from deepnvme.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ def prepare(model: nn.Module) -> None:
             raise UnsupportedError(
                 f"{name} is on disk already: a part of this model, or a model that shares it, is offloaded or "
                 "streamed; close that first"
+            )
+        if is_dtensor(parameter):
+            raise UnsupportedError(
+                f"{name} is a DTensor (FSDP or tensor parallelism), and only whole parameters can be offloaded; "
+                "keep the state of the optimizer on disk instead: deepnvme.optim.AdamW(..., swap_dir=, memory=)"
             )
         if parameter.device.type != "cpu":
             raise UnsupportedError(f"{name} is on {parameter.device}; only CPU parameters can be offloaded")

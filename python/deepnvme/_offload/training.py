@@ -70,7 +70,8 @@ def offload(
     fits, nothing is read or written.
 
     Losses and weights are those of the same optimizer of :mod:`deepnvme.optim` in memory, bit for bit, unless gradients
-    are clipped or rescaled. For fp32 weights they are also those of ``torch.optim``; bf16 and fp16 weights get fp32
+    are clipped or rescaled. For fp32 weights and moments they are also those of ``torch.optim``, unless ``lr`` or a
+    beta is a tensor; bf16 and fp16 weights get fp32
     master weights, which torch lacks. A step consumes the gradients: ``.grad`` is ``None`` after it. It is
     :func:`offload_parameters`, an optimizer of :mod:`deepnvme.optim` with state and gradients on disk, and
     :func:`offload_activations`, and has their limits. It works with learning-rate schedulers, gradient accumulation,

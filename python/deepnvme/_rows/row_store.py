@@ -159,15 +159,16 @@ class RowStore:
         No row of a packed table crosses a block, and its scales lie behind it, so that a row takes one read: of the
         pages that its size needs, or of one more. Each block has a checksum, which every read compares. The file is
         replaced atomically. It is a safetensors file with a tensor of bytes, of at most one and a half times the size
-        of the rows.
+        of rows and scales, plus a few KiB. Hot rows add up to an eighth.
 
         Args:
             path: the file to write. One that exists is replaced, unless it is a file of ``source``.
             source: the table, as in :class:`RowStore`.
             tensor: as in :class:`RowStore`.
-            memory: as in :class:`RowStore`. If rows fill whole pages, the checksums of their blocks take 4 bytes a
-                block of it. Packing itself takes at most 16 MiB; 32 MiB with ``scales`` and ``trace``; or eight times
-                the size of a row if that is more. The ids of ``trace`` and the engine's bounce buffers come on top.
+            memory: as in :class:`RowStore`. If rows fill whole pages, the checksums of their blocks take 4 bytes
+                of it for each block. Packing itself takes at most 16 MiB; 32 MiB with ``scales`` and ``trace``; or
+                eight times the size of a row if that is more. The ids of ``trace`` and the engine's bounce buffers come
+                on top.
             scales: as in :class:`RowStore`.
             shape: as in :class:`RowStore`.
             dtype: as in :class:`RowStore`.
@@ -423,7 +424,7 @@ class RowStore:
         return RowStats(**self._store.stats())
 
     def close(self) -> None:
-        """Refuse further calls. Gathers in flight finish, and prefetches stop. Calling it again does nothing."""
+        """Refuse further reads. Gathers in flight finish, and prefetches stop. Calling it again does nothing."""
         self._is_closed = True
         self._store.close()
 

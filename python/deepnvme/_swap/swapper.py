@@ -47,10 +47,10 @@ _OPEN: EndWatch[None] = EndWatch(forgets=True)
 class Swapper(ClosesAtEnd):
     """Store tensors by key on disk, and pass them through bounded memory while they are used.
 
-    A borrowed tensor is a view of a pinned slot, without a copy. The end of its block waits for torch's current stream,
-    which may still copy from or to the tensor. Synchronise other streams that copy from or to it. Changes are written
-    back in the background while the next tensors are read. At most ``memory`` bytes are used, whatever the number of
-    tensors. When memory is full, callers block until space is freed. All methods are thread-safe.
+    A borrowed tensor is a view of the swapper's memory. The end of its block waits for torch's current stream, which
+    may still copy from or to the tensor. Synchronise other streams that copy from or to it. Changes are written back in
+    the background while the next tensors are read. At most ``memory`` bytes are used, whatever the number of tensors.
+    When memory is full, callers block until space is freed. All methods are thread-safe.
 
     Args:
         swap_dir: the folder of the swap file; several folders, one per drive, for a striped one. A missing folder is

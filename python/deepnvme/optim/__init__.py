@@ -33,7 +33,8 @@ Keyword arguments of every optimizer, in addition to torch's:
 - ``error_if_nonfinite``: with ``max_norm``, raise if the norm is infinite or NaN. Default False.
 - ``moments``: format of the moments: ``"fp32"`` (default), ``"bf16"`` or ``"8bit"``.
 - ``swap_dir``: a folder, or one per drive, for state on disk. It is created if missing. Default: state in memory.
-- ``memory``: required with ``swap_dir``, and only then: bytes of state in memory at once, or text such as ``"4GB"``.
+- ``memory``: bytes of state in memory at once, or text such as ``"4GB"``. Required with ``swap_dir``, and not allowed
+  without it.
 - ``swap_gradients``: with ``swap_dir``, move gradients to disk as well. Default False.
 - ``checksums``: with ``swap_dir``, checksum everything that is written, and verify it when it is read. Default False.
 

@@ -27,7 +27,7 @@ def _refuse_differentiable(group: ParamGroup) -> None:
 
 @public_in("deepnvme.optim")
 class Adam(KernelOptimizer, torch.optim.Adam):
-    """``torch.optim.Adam`` with a faster step, and with state on disk if asked.
+    """``torch.optim.Adam`` with a faster step, and optionally with state on disk.
 
     ``decoupled_weight_decay=True`` makes it AdamW, as in torch. The keyword arguments of ``deepnvme.optim``
     (``swap_dir``, ``memory``, ``moments``, ...) apply in addition.
@@ -35,7 +35,8 @@ class Adam(KernelOptimizer, torch.optim.Adam):
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
         **settings: torch's settings by name: ``lr`` (default 1e-3), ``betas`` (0.9, 0.999), ``eps`` (1e-8),
-            ``weight_decay`` (0), ``amsgrad`` (False), ``maximize`` (False), ``fused`` (None).
+            ``weight_decay`` (0), ``amsgrad`` (False), ``maximize`` (False), ``fused`` (None; True:
+            exact square roots).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -58,14 +59,15 @@ class Adam(KernelOptimizer, torch.optim.Adam):
 
 @public_in("deepnvme.optim")
 class AdamW(KernelOptimizer, torch.optim.AdamW):
-    """``torch.optim.AdamW`` with a faster step, and with state on disk if asked.
+    """``torch.optim.AdamW`` with a faster step, and optionally with state on disk.
 
     ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk.
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
         **settings: torch's settings by name: ``lr`` (default 1e-3), ``betas`` (0.9, 0.999), ``eps`` (1e-8),
-            ``weight_decay`` (1e-2), ``amsgrad`` (False), ``maximize`` (False), ``fused`` (None).
+            ``weight_decay`` (1e-2), ``amsgrad`` (False), ``maximize`` (False), ``fused`` (None; True:
+            exact square roots).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -91,7 +93,8 @@ class SGD(KernelOptimizer, torch.optim.SGD):
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
         **settings: torch's settings by name: ``lr`` (default 1e-3), ``momentum`` (0), ``dampening`` (0),
-            ``weight_decay`` (0), ``nesterov`` (False), ``maximize`` (False), ``fused`` (None).
+            ``weight_decay`` (0), ``nesterov`` (False), ``maximize`` (False), ``fused`` (None; True:
+            exact square roots).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.
@@ -125,14 +128,15 @@ class SGD(KernelOptimizer, torch.optim.SGD):
 
 @public_in("deepnvme.optim")
 class Adagrad(KernelOptimizer, torch.optim.Adagrad):
-    """``torch.optim.Adagrad`` with a faster step, and with state on disk if asked.
+    """``torch.optim.Adagrad`` with a faster step, and optionally with state on disk.
 
     ``swap_dir="/mnt/nvme", memory="512MiB"`` keep the state on disk.
 
     Args:
         *arguments: the parameters or param groups, and the settings in torch's order.
         **settings: torch's settings by name: ``lr`` (default 1e-2), ``lr_decay`` (0), ``weight_decay`` (0),
-            ``initial_accumulator_value`` (0), ``eps`` (1e-10), ``maximize`` (False), ``fused`` (None).
+            ``initial_accumulator_value`` (0), ``eps`` (1e-10), ``maximize`` (False), ``fused`` (None; True:
+            exact square roots).
 
     Raises:
         ValueError: a setting is out of range, or two of them contradict each other.

@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as tree
 
 from deepnvme._utils.devices import relaxed_capture_for
+from deepnvme._utils.shards import is_dtensor, local, set_local, split_as, whole
 from deepnvme._utils.tensors import without_override
 from deepnvme.errors import InvalidArgumentError, UnsupportedError
 from deepnvme.optim._state_store import flat, stride_of, with_strides_of
@@ -92,8 +93,8 @@ class SwappedGradients:
         # If an interrupt has stopped the first call, it does nothing the second time.
         _remove_all(self._hooks)
         for param in self._watched:
-            grad = param.grad
-            if isinstance(grad, SwappedGradient) and grad.is_held_by(self):
+            grad = swapped_gradient(param)
+            if grad is not None and grad.is_held_by(self):
                 param.grad = None
             for group, placement in self._layout.locations(param):
                 placement.grad_summary, group.has_grads = None, False
@@ -105,10 +106,18 @@ class SwappedGradients:
     def take(self, param: torch.Tensor) -> None:
         """Take the gradient that autograd has just produced, or added to one in memory."""
         grad = param.grad
-        if grad is None or isinstance(grad, SwappedGradient) or grad.layout != torch.strided:
+        if grad is None or swapped_gradient(param) is not None or grad.layout != torch.strided:
             return
-        self.put(param, grad)
-        param.grad = SwappedGradient(self, param, 1.0)
+        split = split_as(param, grad)
+        self.put(param, local(split))
+        swapped = SwappedGradient(self, param, 1.0)
+        if not is_dtensor(split):
+            param.grad = swapped
+            return
+        # FSDP adds to the part of this process.
+        set_local(split, swapped)
+        if split is not grad:
+            param.grad = split
 
     def put(self, param: torch.Tensor, grad: torch.Tensor) -> None:
         """Write a gradient to disk."""
@@ -152,7 +161,7 @@ class SwappedGradients:
     def read(self, param: torch.Tensor) -> torch.Tensor:
         """Read a gradient in the shape of its parameter, and the memory order in which it is kept."""
         order, locations = self._layout.order(param), self._layout.locations(param)  # type: ignore[arg-type]
-        count = param.numel() if order is None else math.prod(order.shape)
+        count = local(param).numel() if order is None else math.prod(order.shape)
         # The dtype that the parameter had when it was written.
         dtype = next((placement.grad_dtype for _, placement in locations), param.dtype)
         values = torch.empty(count, dtype=dtype)
@@ -160,7 +169,7 @@ class SwappedGradients:
             self._swapper.read(
                 group.grad_key, placement.grad_offset, values[placement.slice.begin : placement.slice.end]
             )
-        return values.view(param.shape) if order is None else order.view(values)
+        return values.view(local(param).shape) if order is None else order.view(values)
 
     def squares(self, param: torch.Tensor) -> float:
         """Return the sum of squares of a gradient; infinite or NaN if an element is."""
@@ -202,7 +211,7 @@ class SwappedGradient(torch.Tensor):
     @staticmethod
     def __new__(cls: type[Self], gradients: SwappedGradients, param: torch.Tensor, factor: float) -> Self:
         made: Self = torch.Tensor._make_wrapper_subclass(  # noqa: SLF001
-            cls, param.shape, strides=stride_of(param), dtype=param.dtype, device=param.device
+            cls, local(param).shape, strides=stride_of(param), dtype=param.dtype, device=param.device
         )
         return made
 
@@ -257,7 +266,7 @@ class SwappedGradient(torch.Tensor):
 
     def _of(self) -> torch.Tensor:
         param = self._param()
-        if param is None or param.grad is not self:
+        if param is None or swapped_gradient(param) is not self:
             raise UnsupportedError("this gradient was dropped, or a step has used it")
         if self._is_partial:
             raise UnsupportedError(
@@ -353,9 +362,15 @@ def _remove_all(hooks: list[RemovableHandle]) -> None:
         hooks.pop()
 
 
+def swapped_gradient(param: torch.Tensor) -> SwappedGradient | None:
+    """Return the gradient of a parameter if it is on disk."""
+    grad = None if param.grad is None else local(param.grad)
+    return grad if isinstance(grad, SwappedGradient) else None
+
+
 def in_order(grad: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """Flatten a gradient in the memory order of its parameter."""
-    return flat(with_strides_of(param, grad.to(param.dtype)))
+    """Flatten a local gradient in the memory order of its parameter."""
+    return flat(with_strides_of(local(param), grad.to(param.dtype)))
 
 
 # Operations without reading.
@@ -372,11 +387,20 @@ def _add(_function: Any, arguments: tuple[Any, ...], settings: dict[str, Any]) -
     return kept.accumulate(new.read() if isinstance(new, SwappedGradient) else new)
 
 
+def _copy(_function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:
+    # `DistributedDataParallel` replaces a gradient by the average.
+    kept, new = arguments[:2]
+    if not isinstance(kept, SwappedGradient) or not isinstance(new, torch.Tensor) or new.shape != kept.shape:
+        return NotImplemented
+    kept.data = new
+    return kept
+
+
 def _times(kept: Any, number: Any) -> bool:
     if isinstance(number, torch.Tensor) and (number.numel() != 1 or isinstance(number, SwappedGradient)):
         return False
     kept._of()  # noqa: SLF001
-    kept.factor *= float(number)
+    kept.factor *= float(whole(number) if isinstance(number, torch.Tensor) else number)
     return True
 
 
@@ -440,6 +464,7 @@ def _unscale(function: Any, arguments: tuple[Any, ...], _settings: Any) -> Any:
 _OWN: dict[Any, Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = {
     _aten.detach: _detach,
     _aten.add_: _add,
+    _aten.copy_: _copy,
     _aten.mul_: _multiply,
     _aten.div_: _divide,
     _aten._foreach_mul_: _multiply_each,

@@ -13,6 +13,7 @@ from typing import cast
 
 import torch
 
+from deepnvme._utils.shards import local
 from deepnvme._utils.tensors import MemoryOrder
 from deepnvme.optim._state_store import BLOCK, ParameterSlice, StateData, StateKind, order_of
 
@@ -129,8 +130,9 @@ class StateLayout:
             self._kinds[param] = kinds
             return
         step = max(self.group_bytes // block_bytes, 1) * BLOCK
-        for begin in range(0, param.numel(), step):
-            placed = ParameterSlice(param, begin, min(begin + step, param.numel()), kinds)
+        count = local(param).numel()
+        for begin in range(0, count, step):
+            placed = ParameterSlice(param, begin, min(begin + step, count), kinds)
             state_bytes, grad_bytes = self._bytes(param, kinds, placed.count)
             group = self._group_for(state_bytes + grad_bytes)
             placement = Placement(placed, group.nbytes, group.grad_nbytes, param.dtype)

@@ -9,8 +9,9 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 from deepnvme._utils.public import WHOLE_MAX, whole
+from deepnvme._utils.shards import noise_offset
 from deepnvme.errors import InvalidArgumentError
-from deepnvme.optim._gradients import SwappedGradient
+from deepnvme.optim._gradients import swapped_gradient
 from deepnvme.optim._running_step import StepPlans, StepProgress
 from deepnvme.optim._state_store import FORMATS, FP32, MASTER, MemoryStore, StateKind, StateStore
 
@@ -178,11 +179,11 @@ class OptimizerBase(torch.optim.Optimizer):
             self._watch(store)  # type: ignore[arg-type]
 
     def _assign_indices(self) -> None:
-        place = max((first + param.numel() for param, (_, first) in self._places.items()), default=0)
+        place = sum(param.numel() for param in self._places)
         for group in self.param_groups:
             for param in group["params"]:
                 if param not in self._places:
-                    self._places[param] = len(self._places), place
+                    self._places[param] = len(self._places), place + noise_offset(param)
                     place += param.numel()
 
     def _watch(self, store: SwapStore) -> None:
@@ -202,7 +203,7 @@ class OptimizerBase(torch.optim.Optimizer):
             for group in self.param_groups:
                 gradients.drop(group["params"])
                 for param in group["params"]:
-                    if isinstance(param.grad, SwappedGradient):
+                    if swapped_gradient(param) is not None:
                         param.grad = None
         super().zero_grad(set_to_none)
 
@@ -230,7 +231,7 @@ class OptimizerBase(torch.optim.Optimizer):
         """Close the store of state on disk. The state and the gradients in it are gone.
 
         The parameters are as if this optimizer had never been there: other optimizers may train them. The ``.grad`` of
-        a gradient on disk becomes ``None``.
+        a gradient on disk becomes ``None``. Without state on disk, this does nothing.
         """
         from deepnvme.optim._swap_store import SwapStore  # noqa: PLC0415
 

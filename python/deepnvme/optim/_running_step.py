@@ -15,6 +15,7 @@ from torch.utils.weak import TensorWeakRef
 
 from deepnvme._deepnvme import StepPlan as NativePlan
 from deepnvme._deepnvme import StepRecord
+from deepnvme._utils.shards import local
 from deepnvme.errors import StepStoppedError
 from deepnvme.optim._state_store import state_names
 
@@ -144,7 +145,8 @@ class StepProgress:
     def note_gradient(self, param: torch.nn.Parameter) -> None:
         """Remember the gradient by which a parameter is updated."""
         if param.grad is not None and param not in self._grads:
-            self._grads[param] = (TensorWeakRef(param.grad), param.grad._version)  # noqa: SLF001
+            grad = local(param.grad)
+            self._grads[param] = (TensorWeakRef(grad), grad._version)  # noqa: SLF001
 
     def gradient_used(self, param: torch.nn.Parameter) -> None:
         """Expect no further gradient of a parameter: it was used."""
@@ -172,7 +174,7 @@ class StepProgress:
     def has_same_gradients(self) -> bool:
         """Whether all existing gradients are the ones the step began with."""
         for param, seen in self._grads.items():
-            grad = param.grad
+            grad = None if param.grad is None else local(param.grad)
             # A gradient that is gone was used as far as needed: nothing is updated by it again.
             if grad is not None and (seen is None or seen[0]() is not grad or grad._version != seen[1]):  # noqa: SLF001
                 return False

@@ -14,8 +14,9 @@ import torch
 from deepnvme._utils.gc_pause import gc_paused
 from deepnvme._utils.metadata_file import open_regular
 from deepnvme._utils.public import WHOLE_MAX, whole
+from deepnvme._utils.shards import first_element, local
 from deepnvme._utils.tensors import MemoryOrder, is_dense_order, row_major
-from deepnvme.errors import CorruptFileError, InvalidArgumentError
+from deepnvme.errors import CorruptFileError, InvalidArgumentError, UnsupportedError
 from deepnvme.optim import _state_file as file
 from deepnvme.optim._state_file import ReorderedValues, SavedParameter, SavedValues, StateExtent, StateFile, windows
 from deepnvme.optim._state_store import MASTER, Shards, encode, order_of, part_of
@@ -215,7 +216,7 @@ class _Loader:
             raise InvalidArgumentError(f"{msg}: create that one, with the same settings")
         found = tuple(kind for kind in kinds if kind.name in saved.kinds)
         for kind in found:
-            at = self._saved.get((name, kind.name), SavedValues([])).missing(first, first + param.numel())
+            at = self._saved.get((name, kind.name), SavedValues([])).missing(first, first + local(param).numel())
             if at is not None:
                 msg = (
                     f"{self._names(self._files)}: {kind.name} of {name} is missing from element {at} on; give the "
@@ -227,7 +228,7 @@ class _Loader:
     def _saved_order(self, param: torch.nn.Parameter) -> MemoryOrder:
         """Return the memory order of a parameter in the files."""
         name, _ = self._shards[param]
-        shape = tuple(param.shape)
+        shape = tuple(local(param).shape)
         stride = self._parameters[name].stride
         strides = row_major(shape) if stride is None else stride
         order = MemoryOrder.of(shape, strides) if len(strides) == len(shape) else None
@@ -271,7 +272,7 @@ class _Loader:
             values = torch.empty(end - begin)
             for kind in placed.kinds:
                 if reordered is not None:
-                    reordered.fill(values, begin, kind, placed.param.numel())
+                    reordered.fill(values, begin, kind, local(placed.param).numel())
                 else:
                     self._saved[name, kind.name].fill(values, first + begin, kind)
                 encode(part_of(state[kind.name], begin - placed.begin, end - placed.begin), values, kind)
@@ -286,14 +287,25 @@ def shards_of(optimizer: OptimizerBase, shards: Shards | None) -> dict[torch.nn.
     """
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if shards is None:
-        return {param: (str(index), 0) for index, param in enumerate(params)}
+        return {param: (str(index), _first_element(param, index)) for index, param in enumerate(params)}
     if not isinstance(shards, Mapping):
         raise InvalidArgumentError(f"shards is {shards!r:.100}; it must be a dict: {{param: (name, first_element)}}")
     missing = sum(param not in shards for param in params)
     if missing:
         msg = f"shards has no name for {missing} of {len(params)} parameters; name each parameter of the optimizer"
         raise InvalidArgumentError(msg)
-    return {param: _shard(shards[param], param.numel()) for param in params}
+    return {param: _shard(shards[param], local(param).numel()) for param in params}
+
+
+def _first_element(param: torch.nn.Parameter, index: int) -> int:
+    first = first_element(param)
+    if first is None:
+        msg = (
+            f"parameter {index}, of shape {tuple(param.shape)}, is split so that the elements of a process are no "
+            "contiguous range, as files of save_state have them; save state_dict() as a checkpoint instead"
+        )
+        raise UnsupportedError(msg)
+    return first
 
 
 def check_disjoint(shards: Mapping[torch.nn.Parameter, tuple[str, int]]) -> None:
@@ -302,7 +314,8 @@ def check_disjoint(shards: Mapping[torch.nn.Parameter, tuple[str, int]]) -> None
     Raises:
         InvalidArgumentError: two of them overlap.
     """
-    ranges = sorted((name, first, first + param.numel()) for param, (name, first) in shards.items() if param.numel())
+    counts = {param: local(param).numel() for param in shards}
+    ranges = sorted((name, first, first + counts[param]) for param, (name, first) in shards.items() if counts[param])
     for (name, begin, end), (other, first, last) in itertools.pairwise(ranges):
         if name == other and first < end:
             raise InvalidArgumentError(

@@ -29,10 +29,10 @@ class KernelOptimizer(SteppingOptimizer):
         State on disk is read into memory for it.
 
         Returns:
-            A dict that ``load_state_dict`` of this class and of torch's takes.
+            A dict that ``load_state_dict`` accepts, both here and in torch's class.
 
         Raises:
-            ClosedError: the optimizer was closed.
+            ClosedError: the optimizer has state on disk, and was closed.
             RuntimeError: a step or a load has stopped half way.
         """
         self._check_complete()
@@ -55,7 +55,7 @@ class KernelOptimizer(SteppingOptimizer):
             state_dict: the result of ``state_dict()``.
 
         Raises:
-            ClosedError: the optimizer was closed.
+            ClosedError: the optimizer has state on disk, and was closed.
             ValueError: as from torch, the param groups differ.
         """
         self._store.check_open()

@@ -21,6 +21,7 @@ import torch
 
 from deepnvme._deepnvme import Kernel
 from deepnvme._modules.weight_classes import ON_DISK_STRIDE
+from deepnvme._utils.shards import from_local, local, split_as
 from deepnvme._utils.tensors import MemoryOrder, is_dense, row_major
 from deepnvme.errors import InvalidArgumentError
 
@@ -132,9 +133,10 @@ class MemoryStore:
             if given is not None:
                 if kind.format.has_scales and given.dtype == kind.format.dtype and not has_order_of(param, given):
                     # A scale is of a block of neighbours in memory.
-                    values = torch.empty(param.numel())
+                    codes = local(given)
+                    values = torch.empty(codes.numel())
                     decode(_state_data(state, kind), values, kind)
-                    given = values.as_strided(given.shape, given.stride())
+                    given = from_local(param, values.as_strided(codes.shape, codes.stride()))
                 given = with_strides_of(param, given)
             elif kind.name == MASTER:
                 given = param.detach().float()
@@ -142,7 +144,7 @@ class MemoryStore:
                 given = empty_as(param, torch.float32 if kind.initial else kind.format.dtype).fill_(kind.initial)
             scales = kind.name + _SCALES
             if kind.format.has_scales and scales not in state:
-                state[scales] = torch.zeros(-(-param.numel() // BLOCK))
+                state[scales] = torch.zeros(-(-local(param).numel() // BLOCK))
             new = {kind.name: given}
             if given.dtype != kind.format.dtype:
                 kept = new[kind.name] = empty_as(param, kind.format.dtype)
@@ -159,10 +161,11 @@ class MemoryStore:
         found, state = {}, self._optimizer.state.get(param, {})
         for kind in self._short_kinds.get(param, ()):
             if kind.name in state:
-                values = torch.empty(param.numel())
+                kept = local(state[kind.name])
+                values = torch.empty(kept.numel())
                 decode(_state_data(state, kind), values, kind)
                 # Its own order: the parameter may have got another one since the last step.
-                found[kind.name] = values.as_strided(state[kind.name].shape, state[kind.name].stride())
+                found[kind.name] = from_local(param, values.as_strided(kept.shape, kept.stride()))
         return found
 
     def batches(self, slices: Sequence[ParameterSlice]) -> Iterable[Sequence[ParameterSlice]]:
@@ -275,35 +278,37 @@ def decode(kept: StateData, out: torch.Tensor, kind: StateKind) -> None:
 
 
 def with_strides_of(param: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-    """Return state in the memory order of its parameter. Saved state may have another order."""
+    """Return state split and in memory order as its parameter. Saved state may differ in both."""
+    state = split_as(param, state)
     return state if has_order_of(param, state) else empty_as(param, state.dtype).copy_(state)
 
 
 def has_order_of(param: torch.Tensor, state: torch.Tensor) -> bool:
     """Whether state has the memory order of its parameter."""
-    stride = stride_of(param)
-    return state.stride() == stride or (state.is_contiguous() and stride == row_major(param.shape))
+    stride, own = stride_of(param), local(state)
+    return own.stride() == stride or (own.is_contiguous() and stride == row_major(local(param).shape))
 
 
 def empty_as(param: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Allocate a tensor with the memory order of a parameter."""
-    return torch.empty_strided(param.shape, stride_of(param), dtype=dtype, device=param.device)
+    made = torch.empty_strided(local(param).shape, stride_of(param), dtype=dtype, device=param.device)
+    return from_local(param, made)
 
 
 def stride_of(param: torch.Tensor) -> tuple[int, ...]:
     """Return the strides of a parameter; of one on disk, the strides it has in memory."""
-    stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or param.stride()
+    stride: tuple[int, ...] = getattr(param, ON_DISK_STRIDE, None) or local(param).stride()
     return stride
 
 
 def order_of(param: torch.Tensor) -> MemoryOrder:
     """Return the memory order of a parameter; of one on disk, the order it has in memory."""
-    return MemoryOrder.of(param.shape, stride_of(param))
+    return MemoryOrder.of(local(param).shape, stride_of(param))
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
-    """View all elements in memory order."""
-    tensor = tensor.detach()
+    """View all elements that this process has in memory order."""
+    tensor = local(tensor).detach()
     if tensor.is_contiguous():
         return tensor.view(-1)
     if not is_dense(tensor):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from deepnvme._deepnvme import StepGradients
+from deepnvme._utils.shards import SplitOver, local, split_as, split_over, total
 from deepnvme._utils.tensors import without_gradients
 from deepnvme.errors import ClosedError, Error, InvalidArgumentError, UnsupportedError
 from deepnvme.optim._gradients import SwappedGradient, in_order
@@ -43,9 +44,9 @@ class SteppingOptimizer(OptimizerBase):
             The result of ``closure``, or ``None``.
 
         Raises:
-            ClosedError: the optimizer was closed.
+            ClosedError: the optimizer has state on disk, and was closed.
             StepStoppedError: the disk failed half way.
-            UnsupportedError: the disk failed while a gradient was moved to it, so only a part of it is there.
+            UnsupportedError: the disk failed while a gradient was written, so only a part of the gradient is on disk.
             RuntimeError: with ``error_if_nonfinite``, the norm of the gradients is infinite or NaN; or a gradient is
                 sparse; or loading of state was interrupted.
             TypeError, ValueError: a parameter has another dtype or is not on the CPU, or a setting is invalid.
@@ -248,7 +249,7 @@ class SteppingOptimizer(OptimizerBase):
 
     def _gradient(self, param: torch.nn.Parameter) -> torch.Tensor:
         """Return the gradient, flat, in the memory order of the parameter; a gradient on disk as it is."""
-        grad = param.grad
+        grad = None if param.grad is None else local(split_as(param, param.grad))
         if grad is None:
             raise _GradientGoneError("another thread has removed a gradient while step() ran; call step() again")
         if isinstance(grad, SwappedGradient):
@@ -310,13 +311,17 @@ class SteppingOptimizer(OptimizerBase):
     def _clip(self, max_norm: float, gathered: Gathered) -> float:
         unscale = self._unscale()
         others = [(index, member, one) for index, some in enumerate(gathered.indirect) for member, one in some.items()]
-        squares, _ = self._kernel.measure_all(
-            gathered.step_gradients,
-            [other for other in others if not isinstance(other[2], SwappedGradient)],
-            unscale=unscale,
-        )
-        squares += sum(one.squares() for _, _, one in others if isinstance(one, SwappedGradient)) * unscale**2
-        norm = math.sqrt(squares)
+        of_whole, of_shards = list[Any](), list[tuple[SplitOver, float]]()
+        for index, member, one in others:
+            where = split_over(self.param_groups[index]["params"][member])
+            if isinstance(one, SwappedGradient):
+                of_shards.append((where, one.squares() * unscale**2))
+            elif where[1]:
+                of_shards.append((where, self._kernel.measure([one])[0] * unscale**2))
+            else:
+                of_whole.append((index, member, one))
+        squares, _ = self._kernel.measure_all(gathered.step_gradients, of_whole, unscale=unscale)
+        norm = math.sqrt(squares + total(of_shards))
         if self._error_if_nonfinite and not math.isfinite(norm):
             msg = (
                 f"the norm of the gradients is {norm}, so they cannot be clipped; find the gradient that is not "
@@ -344,7 +349,7 @@ class SteppingOptimizer(OptimizerBase):
             state["step"].fill_(count)
         kinds = self._kinds(param, group)
         self._store.initialise(param, state, kinds)
-        return ParameterSlice(param, 0, param.numel(), kinds), count
+        return ParameterSlice(param, 0, local(param).numel(), kinds), count
 
     def _update_slices(
         self,

@@ -11,8 +11,9 @@ import torch
 from deepnvme._swap import Swapper
 from deepnvme._swap.shared import SwapperPart
 from deepnvme._utils.public import parse_bytes
+from deepnvme._utils.shards import from_local, local
 from deepnvme.errors import ClosedError, InvalidArgumentError
-from deepnvme.optim._gradients import SwappedGradient, SwappedGradients
+from deepnvme.optim._gradients import SwappedGradients, swapped_gradient
 from deepnvme.optim._layout import StateLayout
 from deepnvme.optim._state_store import MASTER, LeasedState, ParameterSlice, decode, encode, flat, with_strides_of
 
@@ -133,10 +134,11 @@ class SwapStore:
         """Move a parameter to a place for other kinds of state or another memory order. Return its state, flat."""
         if param not in self._moving:
             order = self.layout.order(param)
-            if order is not None and order.shape != tuple(param.shape):
-                msg = f"a parameter has the shape {tuple(param.shape)}, and its state the shape {order.shape}"
+            shape = tuple(local(param).shape)
+            if order is not None and order.shape != shape:
+                msg = f"a parameter has the shape {shape}, and its state the shape {order.shape}"
                 raise InvalidArgumentError(f"{msg}; make a new optimizer after such a change")
-            is_swapped = self.gradients is not None and isinstance(param.grad, SwappedGradient)
+            is_swapped = swapped_gradient(param) is not None
             gradient = self.gradients.read(param) if is_swapped and self.gradients is not None else None
             self._moving[param] = (self.read(param), gradient)
         before, gradient = self._moving[param]
@@ -174,7 +176,7 @@ class SwapStore:
                 self.swapper.read(group.key, begin, memory)
                 out = found[kind.name][placement.slice.begin : placement.slice.end]
                 decode(kind.format.view(memory, placement.slice.count), out, kind)
-        return {name: order.view(values) for name, values in found.items()}
+        return {name: from_local(param, order.view(values)) for name, values in found.items()}
 
     def batches(self, slices: Sequence[ParameterSlice]) -> Iterator[Sequence[ParameterSlice]]:
         """Split whole parameters into batches by group."""
@@ -247,7 +249,7 @@ class SwapStore:
                 firsts.setdefault(group, placed)
                 found.setdefault(group, []).append((member, placed.begin, placed.end, offsets))
             if not locations:
-                bare.append((member, 0, param.numel(), list[int]()))
+                bare.append((member, 0, local(param).numel(), list[int]()))
         if bare:
             found[None], firsts[None] = bare, None
         return list(firsts.items()), list(found.values())

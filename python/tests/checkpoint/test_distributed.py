@@ -13,8 +13,7 @@ import torch
 import deepnvme
 from deepnvme import errors
 from deepnvme._checkpoint.distributed.save import writer_ranks
-
-from .ranks import run
+from ranks import run
 
 SAVE = """
 kind = {"layout": layout, "async_": async_}

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 import deepnvme
-
-from .ranks import KILLED, run
+from ranks import KILLED, run
 
 # Saves step 1 on all ranks, makes one fail in step 2, and returns the error of each.
 TRY = """

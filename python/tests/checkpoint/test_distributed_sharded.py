@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import deepnvme
-
-from .ranks import run
+from ranks import run
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

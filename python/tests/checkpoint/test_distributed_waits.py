@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from .ranks import run
+from ranks import run
 
 # `sharded(seed)` has a DTensor, and values that each rank has. `timed` returns the name, text and seconds of an error.
 # The ranks live on for longer than any answer takes, so that no connection closes because a process ended.

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import deepnvme
-
-from .ranks import run
+from ranks import run
 
 # File systems may record times in steps of a timer tick.
 TICK_S = 0.05

@@ -20,8 +20,7 @@ from deepnvme import errors, optim
 from deepnvme._deepnvme import _run_command
 from deepnvme._swap import Swapper
 from deepnvme.integrations.dcp import DeepnvmeReader, DeepnvmeWriter
-
-from .ranks import run
+from ranks import run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

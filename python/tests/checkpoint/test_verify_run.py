@@ -18,8 +18,8 @@ import deepnvme
 from deepnvme import errors
 from deepnvme._deepnvme import _NewFile, _run_command
 from deepnvme.integrations.dcp import DeepnvmeWriter
+from ranks import run as run_ranks
 
-from .ranks import run as run_ranks
 from .states import manifest_of_missing
 from .test_command import run
 

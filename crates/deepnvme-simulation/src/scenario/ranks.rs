@@ -124,7 +124,8 @@ impl Saving {
     fn part(&self, number: usize) -> PathBuf {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let whole = name.strip_suffix(PARTS_LIST).unwrap_or(&name);
-        self.path.with_file_name(format!("{whole}.part-{number:02}-of-{:02}", self.shards.len()))
+        let parts = format!("{:02}", self.shards.len());
+        self.path.with_file_name(format!("{whole}.part-{number:0width$}-of-{parts}", width = parts.len()))
     }
 
     fn part_names(&self) -> Vec<String> {

@@ -169,7 +169,9 @@ class SharedSave:
         return self.path.name.removesuffix(PARTS_LIST)
 
     def _part_path(self, number: int) -> Path:
-        return self.path.with_name(f"{self._file_name}.part-{number:02}-of-{len(self._shard_ranges):02}")
+        parts = f"{len(self._shard_ranges):02}"
+        # Of equal length, so that a shell lists the parts in order.
+        return self.path.with_name(f"{self._file_name}.part-{number:0{len(parts)}}-of-{parts}")
 
     @property
     def _planned(self) -> _SavePlan:
