@@ -81,9 +81,11 @@ if TYPE_CHECKING:
         OffloadPlan,
         ParameterOffload,
         PartPlan,
+        Spilled,
         offload,
         offload_activations,
         offload_parameters,
+        spill,
     )
     from deepnvme._rows import Gather, RowStats, RowStore
     from deepnvme._stream import Streaming, StreamStats, stream
@@ -110,6 +112,7 @@ __all__ = [
     "Reader",
     "RowStats",
     "RowStore",
+    "Spilled",
     "Stats",
     "StreamStats",
     "Streaming",
@@ -140,6 +143,7 @@ __all__ = [
     "report",
     "save",
     "span",
+    "spill",
     "start_read",
     "start_read_batch",
     "start_write",
@@ -169,6 +173,7 @@ _LAZY = {
     "PartPlan": "_offload",
     "RowStats": "_rows",
     "RowStore": "_rows",
+    "Spilled": "_offload",
     "StreamStats": "_stream",
     "Streaming": "_stream",
     "SwapStats": "_swap",
@@ -183,6 +188,7 @@ _LAZY = {
     "pack": "_commands",
     "report": "_commands",
     "save": "_checkpoint.save",
+    "spill": "_offload",
     "stream": "_stream",
     "tune": "_commands",
     "verify": "_commands",

@@ -293,6 +293,20 @@ def test_a_model_that_does_not_fit_is_as_before(small_disk: Path) -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 
+def test_a_model_that_cannot_be_spilled_is_as_before(small_disk: Path) -> None:
+    model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(24)])
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(deepnvme.Error, match=r"are needed.* are free.*nothing was spilled") as caught:
+        deepnvme.spill(model, swap_dir=small_disk)
+    assert (caught.value.errno, caught.value.filename) == (errno.ENOSPC, str(small_disk))
+    assert all(map(torch.equal, model.parameters(), before))
+    assert names(small_disk) == []
+    assert shutil.disk_usage(small_disk).used < 1 << 20
+    part = model[:2]
+    deepnvme.spill(part, swap_dir=small_disk).restore()
+    assert all(map(torch.equal, model.parameters(), before))
+
+
 def test_a_disk_that_is_full_in_a_step(small_disk: Path) -> None:
     """The parameters fit, gradients and state do not. The weights are those before the step."""
     free = shutil.disk_usage(small_disk).free

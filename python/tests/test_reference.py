@@ -113,6 +113,7 @@ def is_made_by_the_package(each: Documented) -> bool:
         "ActivationStats",
         "OffloadPlan",
         "PartPlan",
+        "Spilled",
         "BackendProbe",
         "Borrowed",
         "Checkpoint",

@@ -7,6 +7,7 @@
 - ``stepping`` runs an optimizer group by group.
 - ``activations``: the public function and class for tensors that autograd saves. ``saved_tensors``: hooks for them.
 - ``training``: the public function for all parts under one bound. ``plan``: its traffic. ``disk_speed`` measures.
+- ``spilling``: the public function and class for phases without a model in memory. ``storages``: that memory.
 - ``state_dicts`` fills, loads and saves the state dicts of parameters on disk.
 """
 
@@ -14,6 +15,7 @@ from deepnvme._offload.activations import ActivationOffload, ActivationStats, of
 from deepnvme._offload.begin import offload_parameters
 from deepnvme._offload.parameter_offload import ParameterOffload
 from deepnvme._offload.plan import OffloadPlan, PartPlan
+from deepnvme._offload.spilling import Spilled, spill
 from deepnvme._offload.training import offload
 
 __all__ = [
@@ -22,7 +24,9 @@ __all__ = [
     "OffloadPlan",
     "ParameterOffload",
     "PartPlan",
+    "Spilled",
     "offload",
     "offload_activations",
     "offload_parameters",
+    "spill",
 ]

@@ -26,6 +26,11 @@ class HeapTrimmer:
         self._moved_bytes = 0
         self._least_bytes: int | None = None
 
+    def trim(self) -> None:
+        """Return all free memory to the system."""
+        if self._trim is not None:
+            self._trim(0)
+
     def moved(self, nbytes: int) -> None:
         """Count the bytes of tensors that were made or freed. Every 16 MiB, free memory is returned if it has grown."""
         self._moved_bytes += nbytes

@@ -1,7 +1,7 @@
-"""Training with everything on disk, and activations on disk, during close, Ctrl-C, fork and exit."""
+"""Training with everything on disk, activations on disk, and spilled models, during close, Ctrl-C, fork and exit."""
 
 from .offloading import beginning_cells
-from .results import CLOSED, GIVEN_UP, Cells
+from .results import CLOSED, ENDS, GIVEN_UP, Cells
 from .training import MODEL
 
 # 32 MB of weights, as much of gradients, and twice as much of state.
@@ -52,9 +52,26 @@ def trains():
 """
 )
 
+SPILLED = (
+    MODEL
+    + """
+import copy
+twin = copy.deepcopy(model)
+def spill():
+    return deepnvme.spill(model, swap_dir=".")
+def is_as_before():
+    return all(map(torch.equal, model.parameters(), twin.parameters()))
+def cycles():
+    for _ in range(500):
+        with spill():
+            pass
+"""
+)
+
 BEGIN, TRAIN = "`offload`", "forward, backward and `step` with `offload`"
 MOVED = "forward and backward with `offload_activations`"
-ROWS = (BEGIN, TRAIN, MOVED)
+SPILL = "`spill`, and `Spilled.restore`"
+ROWS = (BEGIN, TRAIN, MOVED, SPILL)
 
 CELLS: Cells = {
     **beginning_cells(BEGIN, BEGINNING),
@@ -107,4 +124,33 @@ activations.close()
 """,
     ),
     (MOVED, "exit"): (GIVEN_UP, ACTIVATIONS + "leave_closed(trains, busy())"),
+    (SPILL, "Ctrl-C"): (
+        "raises; `model.spilled.restore()` fills what is not in memory",
+        SPILLED
+        + """
+ends_at_interrupt(cycles)
+if hasattr(model, "spilled"):
+    model.spilled.restore()
+assert is_as_before()
+with spill():
+    pass
+assert is_as_before()
+""",
+    ),
+    (SPILL, "fork"): (
+        "restores in each process, with an engine of its own",
+        SPILLED
+        + """
+spilled = spill()
+def restore():
+    spilled.restore()
+    assert is_as_before()
+    with spill():
+        pass
+    assert is_as_before()
+in_child(restore)
+restore()
+""",
+    ),
+    (SPILL, "exit"): (ENDS, SPILLED + "leave(cycles, busy())"),
 }
