@@ -89,7 +89,7 @@ def spill(
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     spilled = Spilled(make_swap_folders(swap_dir), engine)
     spilled._write([*tensors_of(models, optimizer)])  # noqa: SLF001
-    # Whoever has the model has its data, even if the result of this call is dropped.
+    # The model has its data with it, even if the caller drops the result.
     for one in models:
         one.spilled = spilled
     spilled._release(models, optimizer)  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""Hugging Face transformers: ``save_pretrained``, ``from_pretrained`` and the checkpoints of a Trainer.
+"""Hugging Face transformers: ``save_pretrained``, ``from_pretrained``, the checkpoints of a Trainer, and its training.
 
 The files have their usual names and formats: safetensors, with shards and an index for large models, and torch archives
 for optimizer, scheduler, scaler and random-number generators. They are durable, replaced atomically, and have
@@ -12,6 +12,12 @@ Example::
         model = AutoModelForCausalLM.from_pretrained(folder)
         Trainer(model=model, args=arguments, train_dataset=dataset).train(resume_from_checkpoint=True)
         model.save_pretrained("trained")
+
+A Trainer trains a model that exceeds memory after one more line::
+
+    trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+    deepnvme.integrations.transformers.offload(trainer, memory="6GB", swap_dir="/mnt/nvme")
+    trainer.train()
 """
 
 from __future__ import annotations
@@ -26,9 +32,9 @@ from deepnvme._utils.interrupts import make_lock
 from deepnvme._utils.patches import ImportHook, Patches
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["disable", "enable", "enabled"]
+__all__ = ["disable", "enable", "enabled", "offload"]
 
 
 def __dir__() -> list[str]:
@@ -101,6 +107,64 @@ def enabled() -> Iterator[None]:
     finally:
         if not was_enabled:
             disable()
+
+
+def offload(
+    trainer: Any,
+    *,
+    memory: str | int,
+    swap_dir: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    in_backward: bool = False,
+    checksums: bool = False,
+    **settings: Any,
+) -> Any:
+    """Let a Trainer train a model that exceeds memory: :func:`deepnvme.offload` with the Trainer's own settings.
+
+    The optimizer is that of ``TrainingArguments`` (``optim="adamw_torch"``, ``"sgd"`` or ``"adagrad"``), with its
+    learning rate, betas and weight decay. Checkpoints have the usual weights, and the optimizer's state in
+    ``optimizer.safetensors``. Neither is read into memory as a whole. ``resume_from_checkpoint=`` and
+    ``load_best_model_at_end`` work. A checkpoint of a Trainer without ``offload`` can be resumed too, and needs memory
+    for its state.
+
+    Args:
+        trainer: a ``transformers.Trainer`` with its model in CPU memory, before ``train()``.
+        memory: bytes for weights, gradients, state and activations together, such as ``"6GB"``.
+        swap_dir: as in :func:`deepnvme.offload`.
+        in_backward: as in :func:`deepnvme.offload`. It needs ``max_grad_norm=0``. Default False.
+        checksums: as in :func:`deepnvme.offload`. Default False.
+        **settings: more arguments of the optimizer, such as ``moments="8bit"``.
+
+    Returns:
+        The optimizer, with ``plan``. ``optimizer.close()`` ends it: the weights are back in memory, and the Trainer has
+        its own methods again.
+
+    Raises:
+        MemoryError: ``memory`` is too little; the message states how much is enough.
+        OSError: the disk is full or fails.
+        TypeError: ``trainer`` is no Trainer.
+        deepnvme.errors.UnsupportedError: the Trainer has an optimizer already, or trains in several processes; or its
+            optimizer or model cannot be offloaded. The message states why.
+
+    Example:
+        >>> import transformers
+        >>> import deepnvme.integrations.transformers
+        >>> sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+        >>> model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=50, **sizes))
+        >>> tokens = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
+        >>> arguments = transformers.TrainingArguments("run", max_steps=2, report_to=[], disable_tqdm=True)
+        >>> trainer = transformers.Trainer(model=model, args=arguments, train_dataset=tokens)
+        >>> optimizer = deepnvme.integrations.transformers.offload(trainer, memory="1MB", swap_dir=".")
+        >>> trainer.remove_callback(transformers.PrinterCallback)
+        >>> result = trainer.train()
+        >>> optimizer.plan.is_measured
+        True
+        >>> optimizer.close()
+    """
+    from deepnvme.integrations._trainer import offload_trainer  # noqa: PLC0415
+
+    return offload_trainer(
+        trainer, memory=memory, swap_dir=swap_dir, in_backward=in_backward, checksums=checksums, settings=settings
+    )
 
 
 _lock = make_lock()
