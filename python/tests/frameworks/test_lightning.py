@@ -250,3 +250,45 @@ def test_the_example_in_its_docstring_runs(tmp_path: Path, monkeypatch: pytest.M
     test = doctest.DocTestParser().get_doctest(text, {"torch": torch}, "DeepnvmeCheckpointIO", None, 0)
     assert test.examples
     assert doctest.DocTestRunner().run(test).failed == 0
+
+
+@pytest.mark.parametrize("settings", [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}])
+def test_everything_on_disk(pl: Any, tmp_path: pathlib.Path, settings: dict[str, Any]) -> None:
+    """The losses are those of training in memory, also after a checkpoint."""
+
+    class Module(pl.LightningModule):  # type: ignore[misc]
+        def __init__(self, *, is_offloaded: bool) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+            self.losses: list[float] = []
+            self.is_offloaded = is_offloaded
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            loss = self.model(batch).square().mean()
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            if not self.is_offloaded:
+                return torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+            where: dict[str, Any] = {"memory": "128KB", "swap_dir": tmp_path / "swap"}
+            return deepnvme.offload(self.model, torch.optim.AdamW, lr=1e-2, **where)[1]
+
+    rows: Any = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
+    batches: Any = torch.utils.data.DataLoader(rows, batch_size=4)
+
+    def run(epochs: int, folder: str, *, is_offloaded: bool, begin: Any = None) -> list[float]:
+        module = Module(is_offloaded=is_offloaded)
+        saves = pl.callbacks.ModelCheckpoint(tmp_path / folder, save_last=True)
+        quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        pl.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=[saves], **quiet, **settings).fit(
+            module, batches, ckpt_path=begin
+        )
+        return module.losses
+
+    whole = run(2, "plain", is_offloaded=False)
+    first = run(1, "first", is_offloaded=True)
+    second = run(2, "second", is_offloaded=True, begin=tmp_path / "first" / "last.ckpt")
+    expected = whole if "gradient_clip_val" not in settings else pytest.approx(whole, rel=1e-5)
+    assert first + second == expected

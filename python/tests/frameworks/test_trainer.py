@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers", reason="transformers is not installed: make test-frameworks")
 pytest.importorskip("accelerate", reason="accelerate is not installed: make test-frameworks")
 
+import accelerate
 import torch
 import transformers
 
@@ -122,6 +123,43 @@ def test_resume(tmp_path: Path, tied: bool) -> None:
         optimizer.close()
         for one, other in zip(trainer.model.parameters(), whole.model.parameters(), strict=True):
             assert torch.equal(one, other)
+
+
+def test_the_optimizer_alone(tmp_path: Path) -> None:
+    """A Trainer takes it by name, as it does for FSDP."""
+    plain = trainer_of(tmp_path / "plain", made(), weight_decay=0.0)
+    plain.train()
+    trainer = trainer_of(tmp_path / "run", made(), weight_decay=0.0)
+    settings = {"lr": 1e-3, "swap_dir": tmp_path / "swap", "memory": "1MB"}
+    trainer.optimizer_cls_and_kwargs = (deepnvme.optim.AdamW, settings)
+    trainer.train()
+    assert losses(trainer) == losses(plain)
+    assert trainer.optimizer.optimizer.swap_stats().bytes_written > 0
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_accelerate_alone(tmp_path: Path, clip: float | None) -> None:
+    def run(model: Any, optimizer: Any) -> list[float]:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        found = []
+        for step in range(8):
+            with accelerator.accumulate(model):
+                words = torch.randint(0, 60, (2, 16), generator=torch.Generator().manual_seed(step))
+                loss = model(input_ids=words, labels=words).loss
+                accelerator.backward(loss)
+                if accelerator.sync_gradients and clip:
+                    accelerator.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+                found.append(loss.item())
+        return found
+
+    model, optimizer = deepnvme.offload(made(), torch.optim.AdamW, lr=1e-3, memory="1MB", swap_dir=tmp_path)
+    plain = made()
+    expected = run(plain, torch.optim.AdamW(plain.parameters(), lr=1e-3))
+    assert run(model, optimizer) == (expected if clip is None else pytest.approx(expected, rel=1e-5))
+    assert model.offloading.stats().bytes_read > 0
 
 
 def test_the_best_model_is_loaded(tmp_path: Path) -> None:

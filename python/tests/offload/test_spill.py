@@ -279,7 +279,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match=text):
             deepnvme.spill(*arguments, swap_dir=tmp_path)
     with pytest.raises(TypeError, match="swap_dir is 3"):
-        deepnvme.spill(model, swap_dir=3)
+        deepnvme.spill(model, swap_dir=3)  # type: ignore[arg-type]
 
 
 def test_killed_while_it_is_on_disk(tmp_path: Path) -> None:
