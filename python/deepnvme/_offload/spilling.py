@@ -44,13 +44,14 @@ def spill(
     """Move a model, its gradients and the state of its optimizer to disk, and give their memory back to the system.
 
     For programs that alternate between phases, such as training and generation in reinforcement learning. Each tensor
-    stays the same object, with its shape, strides and dtype. Until :meth:`Spilled.restore` fills it again, an operation
-    that needs its values raises ``RuntimeError``. If the program ends before, the data are gone: resume from the last
-    checkpoint.
+    stays the same object, with its shape, strides and dtype. Do not compute with it until :meth:`Spilled.restore` has
+    filled it again: most operations raise ``RuntimeError``, and a few kernels of torch end the process. If the program
+    ends before, the data are gone: resume from the last checkpoint.
 
-    Tensors stay in memory, and count in ``kept_bytes``, if they have less than 4 KiB, or if the program holds another
-    tensor of the same memory: a view, a state dict, or a graph that a backward pass still needs. Drop these first.
-    Memory of swappers stays as well: that of ``deepnvme.offload`` and of optimizers with state on disk.
+    Tensors stay in memory, and count in ``kept_bytes``, if they have less than 4 KiB, or if something else uses them: a
+    view, a state dict, a graph that a backward pass still needs, ``DistributedDataParallel``, or a library, through
+    DLPack. Drop these first. Memory of swappers stays as well: that of ``deepnvme.offload`` and of optimizers
+    with state on disk. No other thread may use the model during the call.
 
     Args:
         model: a module, or several. Parameters, buffers and gradients are moved, from CPU memory or from a GPU, and of
@@ -66,7 +67,8 @@ def spill(
     Raises:
         OSError: the disk is full or fails. All tensors are in memory, as before.
         TypeError: ``model`` is no module, or ``optimizer`` no optimizer.
-        deepnvme.errors.UnsupportedError: the model is on disk already.
+        RuntimeError: another thread has changed a tensor while it was written. All tensors are in memory, as before.
+        deepnvme.errors.UnsupportedError: the model or a part of it is on disk already.
 
     Example:
         >>> model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
@@ -85,14 +87,17 @@ def spill(
         earlier = getattr(one, "spilled", None)
         if isinstance(earlier, Spilled) and not earlier.is_restored:
             raise UnsupportedError("this model is spilled already; call model.spilled.restore() first")
+        if earlier is not None and not isinstance(earlier, Spilled):
+            raise UnsupportedError("this model has a 'spilled' of its own, the name that the result gets; rename that")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a {type(optimizer).__name__}; it must be a torch.optim.Optimizer")
     spilled = Spilled(make_swap_folders(swap_dir), engine)
-    spilled._write([*tensors_of(models, optimizer)])  # noqa: SLF001
-    # The model has its data with it, even if the caller drops the result.
-    for one in models:
-        one.spilled = spilled
-    spilled._release(models, optimizer)  # noqa: SLF001
+    with torch.inference_mode(mode=False):
+        spilled._write(models, optimizer)  # noqa: SLF001
+        # The model has its data with it, even if the caller drops the result.
+        for one in models:
+            one.spilled = spilled
+        spilled._release(models, optimizer)  # noqa: SLF001
     return spilled
 
 
@@ -144,6 +149,10 @@ class Spilled:
             MemoryError: the machine has too little memory.
             OSError: the disk fails.
         """
+        with torch.inference_mode(mode=False):
+            self._restore()
+
+    def _restore(self) -> None:
         waiting = [one for one in self._moved if one.is_released]
         if any(one.filled is None for one in waiting):
             check_available(sum(one.nbytes for one in waiting if one.device.type == "cpu"), "what restore() needs")
@@ -156,39 +165,40 @@ class Spilled:
                 one.filled = memory
         for one in waiting:
             one.fill()
+        self.is_restored = True
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()
-        self.is_restored = True
         self._moved.clear()
         self._files.close()
+        # The model can be copied again.
+        self._engine = None
 
-    def _write(self, named: list[tuple[str, torch.Tensor]]) -> None:
+    def _write(self, models: Sequence[nn.Module], optimizer: torch.optim.Optimizer | None) -> None:
         """Write everything. Nothing has changed if this fails."""
-        moved = movable_storages(named)
-        total = sum(tensor.nbytes for tensor in {id(one): one for _, one in named}.values())
+        moved, self.kept_bytes = movable_storages(tensors_of(models, optimizer))
         begin = 0
         for one in moved:
             one.begin = begin
             begin += -(-one.nbytes // PAGE_BYTES) * PAGE_BYTES
         try:
             for folder in self._folders:
-                file = self._files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: SIM115 (the stack closes it)
+                file = self._files.enter_context(
+                    tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 (the stack closes it)
+                )
                 self._descriptors.append(file.fileno())
             with relaxed_capture():
                 engine = default_engine() if self._engine is None else self._engine
                 engine.write_batch(item for one in moved for item in self._pieces(one, one.bytes_of()))
+            _check_unchanged(moved)
         except BaseException as error:
             self._files.close()
             if isinstance(error, Error) and error.errno is not None:
-                text = (
-                    f"{error.strerror or error}; nothing was spilled: give swap_dir a folder with {begin:,} free bytes"
-                )
+                text = f"{error.strerror or error}; nothing was spilled: swap_dir needs {begin:,} free bytes"
                 raise type(error)(error.errno, text, str(self._folders[0])) from error
             raise
         self._moved = moved
         self.nbytes = sum(one.nbytes for one in moved)
-        self.kept_bytes = max(total - self.nbytes, 0)
 
     def _read(self, items: list[tuple[int, int, torch.Tensor]]) -> None:
         if self._engine is not None:
@@ -203,11 +213,12 @@ class Spilled:
         self.is_restored = False
         try:
             # A step would count itself, and a forward pass its batches, before either fails.
-            self._hooks.extend(one.register_forward_pre_hook(_refuse_call, prepend=True) for one in models)
+            for one in models:
+                self._hooks.append(one.register_forward_pre_hook(self._refuse_call, prepend=True))
             if optimizer is not None:
-                self._hooks.append(optimizer.register_step_pre_hook(_refuse_step))
-            for one in self._moved:
-                one.release()
+                self._hooks.append(optimizer.register_step_pre_hook(self._refuse_step))
+            for moved in self._moved:
+                moved.release()
         except BaseException:
             self.restore()
             raise
@@ -229,13 +240,21 @@ class Spilled:
             yield self._descriptors[number % count], place, memory[at - one.begin : stop - one.begin]
             at = stop
 
+    # An interrupt may leave them there.
 
-def _refuse_call(*_: object) -> None:
-    raise RuntimeError(f"this model is on disk: {_REMEDY}")
+    def _refuse_call(self, *_: object) -> None:
+        if not self.is_restored:
+            raise RuntimeError(f"this model is on disk: {_REMEDY}")
+
+    def _refuse_step(self, *_: object) -> None:
+        if not self.is_restored:
+            raise RuntimeError(f"the state of this optimizer is on disk: {_REMEDY}")
 
 
-def _refuse_step(*_: object) -> None:
-    msg = (
-        "the state of this optimizer is on disk: deepnvme.spill has moved it there; call model.spilled.restore() first"
-    )
-    raise RuntimeError(msg)
+def _check_unchanged(moved: Sequence[SpilledStorage]) -> None:
+    for one in moved:
+        if not one.is_unchanged():
+            raise RuntimeError(
+                f"{one.name} was changed while spill wrote it, and nothing was spilled; let no other thread use the "
+                "model and the optimizer during the call"
+            )
