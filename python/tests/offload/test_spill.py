@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -347,21 +347,20 @@ def test_sparse_gradients_stay(tmp_path: Path) -> None:
 
 
 def test_restored_memory_is_ordinary(tmp_path: Path) -> None:
-    """It can be resized, and the next gradients get that of the last ones."""
+    """It can be resized, and later cycles take no more."""
     code = f"""
 {PROCESS_MEMORY}
 import torch, deepnvme
 model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(32)])
 def backward():
     model(torch.randn(8, 1024)).square().mean().backward()
-backward()
-deepnvme.spill(model, swap_dir={str(tmp_path)!r}).restore()
-before = memory_bytes("VmRSS")
-for _ in range(2):
-    model.zero_grad()
+found = []
+for _ in range(6):
     backward()
-    grown = memory_bytes("VmRSS") - before
-    assert grown < 40e6, grown
+    deepnvme.spill(model, swap_dir={str(tmp_path)!r}).restore()
+    model.zero_grad()
+    found.append(memory_bytes("VmRSS"))
+assert max(found[3:]) - max(found[:3]) < 40e6, found
 model[0].weight.data.untyped_storage().resize_(0)
 """
     with program(code) as running:
@@ -397,7 +396,7 @@ def test_names_shared_layers_and_copies(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    model = nn.Linear(64, 64)
+    model, wrong = nn.Linear(64, 64), cast("Any", 3)
     for arguments, text in (
         (([],), "got none"),
         ((torch.ones(3),), "takes a torch.nn.Module, not Tensor"),
@@ -406,7 +405,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         with pytest.raises(TypeError, match=text):
             deepnvme.spill(*arguments, swap_dir=tmp_path)
     with pytest.raises(TypeError, match="swap_dir is 3"):
-        deepnvme.spill(model, swap_dir=3)  # type: ignore[arg-type]
+        deepnvme.spill(model, swap_dir=wrong)
 
 
 def test_killed_while_it_is_on_disk(tmp_path: Path) -> None:
