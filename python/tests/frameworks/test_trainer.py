@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -171,6 +173,14 @@ def test_the_best_model_is_loaded(tmp_path: Path) -> None:
     optimizer.close()
     for one, other in zip(trainer.model.parameters(), best.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+def test_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = {"deepnvme": deepnvme, "torch": torch}
+    test = doctest.DocTestParser().get_doctest(inspect.getdoc(offload) or "", names, "offload", None, 0)
+    assert test.examples
+    assert doctest.DocTestRunner().run(test).failed == 0
 
 
 def test_refusals(tmp_path: Path) -> None:

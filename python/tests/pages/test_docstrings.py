@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 
 # Examples that cannot run everywhere: what they need. DeepSpeed is changed for the whole process by its example.
 NEEDS = {"deepnvme.deepspeed.gds.gds_handle": "a GPU", "deepnvme.deepspeed.install": "a process of its own"}
+TRAINER = "deepnvme.integrations.transformers.offload"
 
 # Modules whose libraries are not installed. Their own tests run their examples.
 NOT_IMPORTED: set[str] = set()
@@ -77,6 +78,8 @@ assert NEEDS.keys() <= EXAMPLES.keys(), "an example that is skipped does not exi
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in NEEDS:
         pytest.skip(f"needs {NEEDS[name]}")
+    if name == TRAINER:
+        pytest.importorskip("accelerate", reason="accelerate is not installed: make test-frameworks")
     monkeypatch.chdir(tmp_path)
     text, names = EXAMPLES[name]
     given = {"deepnvme": deepnvme, "torch": torch, "tensor": torch.randn(1024), "time": time}
