@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import gc
 import importlib
 import importlib.util
@@ -62,6 +63,8 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     for number, descriptor in enumerate((os.open(os.devnull, os.O_RDONLY), *descriptors)):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    # The alarm says where it hangs, and then ends the process as before.
+    faulthandler.register(signal.SIGALRM, file=2, all_threads=True, chain=True)
     sys.stdin = open(0)  # noqa: SIM115
     if "tempfile" in sys.modules:
         sys.modules["tempfile"].tempdir = None  # type: ignore[attr-defined]  # the folder that it has found before
