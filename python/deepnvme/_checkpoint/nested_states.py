@@ -9,12 +9,12 @@ from __future__ import annotations
 import fnmatch
 import functools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 import torch
 
+from deepnvme._utils.shards import is_dtensor, local
 from deepnvme.errors import InvalidArgumentError
 
 # The keys and indices that lead to an object.
@@ -138,14 +138,12 @@ def has_name(key: object) -> bool:
 
 def has_dtensors(state: object) -> bool:
     """Whether a state contains DTensors, of which each process has a part."""
-    # Importing torch.distributed.tensor takes long. If nobody imported it, there is no DTensor.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and any(isinstance(tensor, module.DTensor) for tensor in each_tensor(state))
+    return any(map(is_dtensor, each_tensor(state)))
 
 
 def local_nbytes(state: object) -> int:
     """Return the bytes of tensors in this process; of DTensors, those of its own part."""
-    own = (getattr(tensor, "_local_tensor", tensor) for tensor in each_tensor(state))
+    own = map(local, each_tensor(state))
     # torch has no size of sparse and nested ones.
     return sum(int(tensor.nbytes) for tensor in own if str(tensor.layout) == "torch.strided" and not tensor.is_nested)
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from deepnvme._deepnvme import default_engine
 from deepnvme._offload.begin import check_module
-from deepnvme._offload.storages import PAGE_BYTES, SpilledStorage, allocate_for, movable_storages, tensors_of
+from deepnvme._offload.storages import PAGE_BYTES, REMEDY, SpilledStorage, allocate_for, movable_storages, tensors_of
 from deepnvme._swap.values import make_swap_folders
 from deepnvme._utils.devices import relaxed_capture
 from deepnvme._utils.heap import HEAP
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 # With several drives, each gets the next piece of this size.
 _PIECE_BYTES = 16 << 20
-_REMEDY = "deepnvme.spill has moved it there; call model.spilled.restore() first"
 
 
 @public
@@ -244,11 +243,11 @@ class Spilled:
 
     def _refuse_call(self, *_: object) -> None:
         if not self.is_restored:
-            raise RuntimeError(f"this model is on disk: {_REMEDY}")
+            raise RuntimeError(f"this model is on disk: {REMEDY}")
 
     def _refuse_step(self, *_: object) -> None:
         if not self.is_restored:
-            raise RuntimeError(f"the state of this optimizer is on disk: {_REMEDY}")
+            raise RuntimeError(f"the state of this optimizer is on disk: {REMEDY}")
 
 
 def _check_unchanged(moved: Sequence[SpilledStorage]) -> None:

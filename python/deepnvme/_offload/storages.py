@@ -22,6 +22,7 @@ from deepnvme._utils.tensors import refuse_access
 from deepnvme.errors import UnsupportedError
 
 PAGE_BYTES = 4096
+REMEDY = "deepnvme.spill has moved it there; call model.spilled.restore() first"
 _HUGE_BYTES = 2 << 20
 # Less than a page cannot be given back.
 _BYTES_MIN = PAGE_BYTES
@@ -116,10 +117,7 @@ class SpilledStorage:
         """Take the memory from the tensors, so that it is freed, and let them refuse access."""
         self.is_released = True
         for view in self.views:
-            refuse_access(
-                view.tensor,
-                f"{self.name} is on disk: deepnvme.spill has moved it there; call model.spilled.restore() first",
-            )
+            refuse_access(view.tensor, f"{self.name} is on disk: {REMEDY}")
         self.is_refused, self.storage = True, None
 
     def fill(self) -> None:
@@ -208,8 +206,8 @@ def movable_storages(holders: Iterable[Holder]) -> tuple[list[SpilledStorage], i
         seen.add(id(tensor))
         one = _storage_of(holder, found)
         one.views.append(View.of(tensor))
-        one.is_movable = one.is_movable and is_free(holder) and _is_ordinary(tensor)
-    moved = [one for one in found.values() if one.is_movable and one.nbytes >= _BYTES_MIN and not has_other_users(one)]
+        one.is_movable = one.is_movable and _is_free(holder) and _is_ordinary(tensor)
+    moved = [one for one in found.values() if one.is_movable and one.nbytes >= _BYTES_MIN and not _has_other_users(one)]
     return moved, sum(one.nbytes for one in found.values()) - sum(one.nbytes for one in moved)
 
 
@@ -229,7 +227,7 @@ def _storage_of(holder: Holder, found: dict[int, SpilledStorage]) -> SpilledStor
     return found[storage._cdata]  # noqa: SLF001
 
 
-def is_free(holder: Holder) -> bool:
+def _is_free(holder: Holder) -> bool:
     """Whether nothing but Python, and the parameter of a gradient, refers to a tensor."""
     return holder.references is None or holder.tensor._use_count() <= holder.references  # noqa: SLF001
 
@@ -244,7 +242,7 @@ def _is_ordinary(tensor: torch.Tensor) -> bool:
     return device.type == "cuda" and engine_reaches(device)
 
 
-def has_other_users(one: SpilledStorage) -> bool:
+def _has_other_users(one: SpilledStorage) -> bool:
     """Whether tensors that are not known, or the program itself, hold a storage."""
     # This object of Python counts as well.
     users: int = torch._C._storage_Use_Count(cast("torch.UntypedStorage", one.storage)._cdata)  # noqa: SLF001
